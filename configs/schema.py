@@ -1,0 +1,211 @@
+"""The schema of a tier stack: what one YAML file may say, with the defaults.
+
+The settings class of each tier type stands beside its tier and derives from `PrimarySettings` or
+`SecondarySettings`. All are strict (no guessing between types), frozen, and refuse unknown keys.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from .registry import EVICTION, resolve
+from .units import Duration, Size
+from kvcascade.errors import ConfigError
+
+__all__ = [
+    "BreakerSettings",
+    "Eviction",
+    "PrimarySettings",
+    "PromoteAfter",
+    "SecondarySettings",
+    "Settings",
+    "StackSettings",
+    "TierName",
+    "Watermarks",
+]
+
+TierName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+Fraction = Annotated[float, Field(gt=0, le=1, strict=False)]
+NonZeroSize = Annotated[Size, Field(gt=0)]
+NonZeroDuration = Annotated[Duration, Field(gt=0)]
+
+
+def _policy(name: str) -> str:
+    try:
+        resolve(EVICTION, name)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return name
+
+
+class Settings(BaseModel):
+    """The base of all settings: data only; what runs is built from it once."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    not_served: ClassVar[dict[str, str]] = {}
+    """Keys whose names are settled but that this version serves only with their default: key -> what it does
+    instead, in words."""
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _refuse_not_served(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.field_name or ""
+        if name in cls.not_served and value != cls.model_fields[name].get_default(call_default_factory=True):
+            raise ValueError(f"is not served yet by this version; {cls.not_served[name]}")
+        return value
+
+
+class TierBase(Settings):
+    """What every tier has."""
+
+    type: str
+    name: TierName
+    """Unique in the stack; used in metrics, logs and commands. Default: the type."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_defaults_to_type(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "name" not in data:
+            return {**data, "name": data.get("type") or cls.model_fields["type"].default}
+        return data
+
+    def claims(self) -> frozenset[str]:
+        """Things in the world that only one tier of a stack may use (a folder, a bucket's prefix), in words."""
+        return frozenset()
+
+
+class Watermarks(Settings):
+    """Shares of the capacity between which demotion runs ahead of need."""
+
+    high: Fraction = 0.95
+    low: Fraction = 0.90
+
+
+class BreakerSettings(Settings):
+    """When a tier counts as down, and how often it is tried again."""
+
+    failures: Annotated[int, Field(ge=1)] = 5
+    probe_every: NonZeroDuration = 5.0
+
+
+class PromoteAfter(Settings):
+    """Promotion from the n-th use on."""
+
+    after: Annotated[int, Field(ge=1)]
+
+
+class PrimarySettings(TierBase):
+    """The first tier: the pool that exchanges bytes with the engine."""
+
+    capacity: NonZeroSize
+    """Bytes of the pool, per engine, all ranks together."""
+    eviction: Annotated[str, Field(description="an eviction policy, by entry point")] = "lru"
+    watermarks: Watermarks = Watermarks()
+    staging: Size = 64 << 20
+    pin: Literal["auto"] | bool = "auto"
+    hugepages: bool = False
+
+    not_served = {
+        "watermarks": "eviction makes room when it is needed",
+        "staging": "there are no moves between secondary tiers",
+        "pin": "memory is page-locked by the worker of an engine",
+        "hugepages": "the pool uses pages of the usual size",
+    }
+
+    _known_policy = field_validator("eviction")(_policy)
+
+
+class SecondarySettings(TierBase):
+    """What every tier behind the primary one has."""
+
+    write: Literal["through", "on_evict", "off"] = "through"
+    """How this tier receives: `through`: from primary, when a store has completed."""
+    fill: bool = True
+    """Receives too what is promoted from below it."""
+    promote: Literal["always", "never"] | PromoteAfter = "always"
+    ttl: NonZeroDuration | None = None
+    deadline: NonZeroDuration = 2.0
+    """Seconds an operation may take, waiting and retries included."""
+    concurrency: Annotated[int, Field(ge=1, le=256)] = 4
+    """Threads, and with them connections and operations at a time."""
+    queue: Fraction = 0.125
+    """Share of primary's slots that stores waiting for this tier may pin; beyond it they are shed."""
+    retries: Annotated[int, Field(ge=0)] = 0
+    breaker: BreakerSettings = BreakerSettings()
+
+    not_served = {
+        "write": "a tier receives `through`",
+        "promote": "chunks are promoted `always`",
+        "ttl": "chunks stay until they are evicted",
+        "retries": "a failed operation is a miss, at once",
+        "breaker": "each operation stands for itself",
+    }
+
+
+class BoundedSettings(SecondarySettings):
+    """A tier with a hard capacity, whose victims the manager chooses."""
+
+    capacity: NonZeroSize
+    eviction: Annotated[str, Field(description="an eviction policy, by entry point")] = "lru"
+
+    _known_policy = field_validator("eviction")(_policy)
+
+
+class StackSettings(Settings):
+    """A whole stack. The order of `tiers` is the chain; the first is the primary tier."""
+
+    version: Literal[1]
+    namespace: str = ""
+    """Added to the identity that the engine gives: a tenant, for example."""
+    weights_version: str = ""
+    """Names the weights, where an engine changes them in place."""
+    io: Literal["process", "thread"] = "thread"
+    reset_scope: Literal["all", "primary"] = "all"
+    log_every: Duration = 60.0
+    """Seconds between two summary lines in the log; 0 = none."""
+    tiers: Annotated[tuple[SerializeAsAny[InstanceOf[TierBase]], ...], Field(min_length=1)]
+
+    not_served = {"io": "lanes run in threads"}
+
+    @field_validator("tiers")
+    @classmethod
+    def _chain(cls, tiers: tuple[TierBase, ...]) -> tuple[TierBase, ...]:
+        if not isinstance(tiers[0], PrimarySettings):
+            raise ValueError(f"the first tier must be of type 'host', not {tiers[0].type!r}")
+        problems = []
+        names: dict[str, int] = {}
+        claimed: dict[str, int] = {}
+        for place, tier in enumerate(tiers):
+            if place and not isinstance(tier, SecondarySettings):
+                problems.append(f"tiers[{place}] is of type {tier.type!r}, which can only be the first tier")
+            if tier.name in names:
+                problems.append(f"tiers[{names[tier.name]}] and tiers[{place}] are both named {tier.name!r}")
+            names.setdefault(tier.name, place)
+            for claim in sorted(tier.claims()):
+                if claim in claimed:
+                    problems.append(f"tiers[{claimed[claim]}] and tiers[{place}] both use {claim}")
+                claimed.setdefault(claim, place)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return tiers
+
+    @property
+    def primary(self) -> PrimarySettings:
+        first = self.tiers[0]
+        if not isinstance(first, PrimarySettings):
+            raise TypeError("validated above")
+        return first
+
+    @property
+    def secondary(self) -> tuple[SecondarySettings, ...]:
+        return tuple(tier for tier in self.tiers[1:] if isinstance(tier, SecondarySettings))

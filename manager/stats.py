@@ -1,0 +1,90 @@
+"""What is counted, per tier and for the whole stack. Counters only grow, also over a reset."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kvcascade.types import MissReason
+
+__all__ = ["Histogram", "StackStats", "TierStats"]
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Durations in buckets of powers of two, from 1 µs on: constant memory, no allocation per value."""
+
+    buckets: list[int] = field(default_factory=lambda: [0] * 40)
+    count: int = 0
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.buckets[min(int(seconds * 1e6).bit_length(), len(self.buckets) - 1)] += 1
+        self.count += 1
+        self.total += seconds
+
+    def quantile(self, share: float) -> float:
+        """Upper edge, in seconds, of the bucket that holds this share of the values; 0.0 where there are none."""
+        wanted = share * self.count
+        seen = 0
+        for place, number in enumerate(self.buckets):
+            seen += number
+            if seen >= wanted and seen:
+                return float(1 << place) / 1e6
+        return 0.0
+
+
+@dataclass(slots=True)
+class TierStats:
+    """One tier. Chunks unless another unit is said."""
+
+    name: str
+    type: str
+    chunks: int = 0
+    """Readable now."""
+    bytes: int = 0
+    """Bytes that those occupy."""
+    capacity: int | None = None
+    """Bytes that chunks may occupy in all; None where there is no bound."""
+    hits: int = 0
+    """Delivered to the engine, and found in this tier."""
+    misses: Counter[MissReason] = field(default_factory=Counter)
+    """Asked for and not here, once a request and chunk."""
+    evictions: int = 0
+    written: int = 0
+    written_bytes: int = 0
+    read: int = 0
+    read_bytes: int = 0
+    failed_writes: int = 0
+    failed_reads: int = 0
+    corrupt: int = 0
+    refused: int = 0
+    """Offered and not taken: no room, or the medium said no."""
+    shed: int = 0
+    """Offered and dropped, since too much was waiting already."""
+    timed_out: int = 0
+    """Jobs that had not ended by their deadline."""
+    queue: int = 0
+    """Jobs that wait or run now."""
+    up: bool = True
+    read_latency: Histogram = field(default_factory=Histogram)
+    """Seconds a read job ran, per job."""
+    write_latency: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(slots=True)
+class StackStats:
+    """The whole stack, and each tier from primary down."""
+
+    tiers: list[TierStats]
+    requests: int = 0
+    """Requests finished."""
+    lookups: int = 0
+    """Chunks asked for, once a request: hits + misses + unused + failed of the requests finished."""
+    hits: int = 0
+    """Chunks delivered to the engine."""
+    misses: Counter[MissReason] = field(default_factory=Counter)
+    unused: int = 0
+    """Chunks that were there and that the engine did not take."""
+    failed: int = 0
+    """Chunks that were there and could not be delivered."""
+    free_slots: int = 0
+    pinned_slots: int = 0
