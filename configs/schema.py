@@ -17,19 +17,20 @@ from pydantic import (
     model_validator,
 )
 
-from .registry import EVICTION, resolve
-from .units import Duration, Size
 from kvcascade.errors import ConfigError
 
+from .registry import EVICTION, resolve
+from .units import Duration, Size
+
 __all__ = [
+    "BoundedSettings",
     "BreakerSettings",
-    "Eviction",
     "PrimarySettings",
     "PromoteAfter",
     "SecondarySettings",
     "Settings",
     "StackSettings",
-    "TierName",
+    "TierBase",
     "Watermarks",
 ]
 
