@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Self
 
 from kvcascade.configs.schema import SecondarySettings
 from kvcascade.types import Buffer, Capabilities, Changes, Entry, Key, Namespace, Outcome, Usage
@@ -26,7 +26,8 @@ class Tier(ABC):
     `ClosedError`.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    capabilities: Capabilities = Capabilities()
+    """Of the class; a tier whose settings decide sets its own."""
 
     @abstractmethod
     def exists(self, keys: Sequence[Key]) -> list[bool]:
