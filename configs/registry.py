@@ -12,6 +12,8 @@ __all__ = ["EVICTION", "TIERS", "known", "nearest", "resolve"]
 TIERS = "kvcascade.tiers"
 EVICTION = "kvcascade.eviction"
 
+_KIND = {TIERS: "tier type", EVICTION: "eviction policy"}
+
 # Names that a later release, or a package beside this one, will bring: refused with better words than "unknown".
 _NOT_YET = {
     TIERS: {"fs", "redis", "s3"},
@@ -43,14 +45,14 @@ def resolve(group: str, name: str) -> Any:
         if name in _NOT_YET[group]:
             raise ConfigError(f"{name!r} is not served yet by this version; allowed: {', '.join(sorted(points))}")
         raise ConfigError(
-            f"unknown name {name!r}{nearest(name, points)}; allowed: {', '.join(sorted(points))}. "
-            f"A package that provides it must declare it as an entry point of the group {group!r}; "
-            f"install that package with pip into this environment"
+            f"unknown {_KIND[group]} {name!r}{nearest(name, points)}; allowed: {', '.join(sorted(points))}. "
+            f"If another package brings it, install that package here with pip (it declares it as an entry point "
+            f"of {group!r})"
         )
     point = points[name]
     try:
         return point.load()
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         package = point.dist.name if point.dist else point.value
         raise ConfigError(
             f"{name!r} is declared by the package {package} but can't be imported: {error}. "

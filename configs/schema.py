@@ -4,25 +4,32 @@ The settings class of each tier type stands beside its tier and derives from `Pr
 `SecondarySettings`. All are strict (no guessing between types), frozen, and refuse unknown keys.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     InstanceOf,
     SerializeAsAny,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from kvcascade.errors import ConfigError
 
+from .masking import mask
 from .registry import EVICTION, resolve
 from .units import Duration, Size
 
 __all__ = [
+    "CONTRADICTION",
     "BoundedSettings",
     "BreakerSettings",
     "PrimarySettings",
@@ -34,8 +41,21 @@ __all__ = [
     "Watermarks",
 ]
 
-TierName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
-Fraction = Annotated[float, Field(gt=0, le=1, strict=False)]
+CONTRADICTION = "contradiction"
+"""The type of pydantic's error for settings that are right each, but not together: `ctx["found"]` holds a
+(key path, text) for each."""
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
+
+
+def _name(name: str) -> str:
+    if not re.fullmatch(_NAME, name):
+        raise ValueError("expected 1 to 63 letters, digits, '_', '-' or '.', the first a letter or digit")
+    return name
+
+
+TierName = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME}$"})]
+Fraction = Annotated[float, Field(gt=0, le=1)]
 NonZeroSize = Annotated[Size, Field(gt=0)]
 NonZeroDuration = Annotated[Duration, Field(gt=0)]
 
@@ -51,7 +71,7 @@ def _policy(name: str) -> str:
 class Settings(BaseModel):
     """The base of all settings: data only; what runs is built from it once."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True)
 
     not_served: ClassVar[dict[str, str]] = {}
     """Keys whose names are settled but that this version serves only with their default: key -> what it does
@@ -62,23 +82,30 @@ class Settings(BaseModel):
     def _refuse_not_served(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.field_name or ""
         if name in cls.not_served and value != cls.model_fields[name].get_default(call_default_factory=True):
-            raise ValueError(f"is not served yet by this version; {cls.not_served[name]}")
+            raise ValueError(f"not served yet by this version; {cls.not_served[name]}")
         return value
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, mask(value) if isinstance(value, str) else value
 
 
 class TierBase(Settings):
     """What every tier has."""
 
     type: str
-    name: TierName
+    name: TierName = Field(default_factory=lambda data: data.get("type", ""))
     """Unique in the stack; used in metrics, logs and commands. Default: the type."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _name_defaults_to_type(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "name" not in data:
-            return {**data, "name": data.get("type") or cls.model_fields["type"].default}
-        return data
+    @model_validator(mode="after")
+    def _eviction_needs_capacity(self) -> Self:
+        if "eviction" in self.model_fields_set and getattr(self, "capacity", 0) is None:
+            raise PydanticCustomError(
+                CONTRADICTION,
+                "eviction without capacity",
+                {"found": [(("eviction",), "evicts nothing without a capacity; give one, or leave eviction out")]},
+            )
+        return self
 
     def claims(self) -> frozenset[str]:
         """Things in the world that only one tier of a stack may use (a folder, a bucket's prefix), in words."""
@@ -90,6 +117,12 @@ class Watermarks(Settings):
 
     high: Fraction = 0.95
     low: Fraction = 0.90
+
+    @model_validator(mode="after")
+    def _low_below_high(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"low ({self.low:g}) must be less than high ({self.high:g})")
+        return self
 
 
 class BreakerSettings(Settings):
@@ -166,6 +199,7 @@ class StackSettings(Settings):
     """A whole stack. The order of `tiers` is the chain; the first is the primary tier."""
 
     version: Literal[1]
+    """Of the stack's format."""
     namespace: str = ""
     """Added to the identity that the engine gives: a tenant, for example."""
     weights_version: str = ""
@@ -178,26 +212,20 @@ class StackSettings(Settings):
 
     not_served = {"io": "lanes run in threads"}
 
+    @field_validator("version", mode="before")
+    @classmethod
+    def _readable(cls, version: Any) -> Any:
+        if version != 1:
+            raise ValueError("this release reads version 1")
+        return version
+
     @field_validator("tiers")
     @classmethod
     def _chain(cls, tiers: tuple[TierBase, ...]) -> tuple[TierBase, ...]:
-        if not isinstance(tiers[0], PrimarySettings):
-            raise ValueError(f"the first tier must be of type 'host', not {tiers[0].type!r}")
-        problems = []
-        names: dict[str, int] = {}
-        claimed: dict[str, int] = {}
-        for place, tier in enumerate(tiers):
-            if place and not isinstance(tier, SecondarySettings):
-                problems.append(f"tiers[{place}] is of type {tier.type!r}, which can only be the first tier")
-            if tier.name in names:
-                problems.append(f"tiers[{names[tier.name]}] and tiers[{place}] are both named {tier.name!r}")
-            names.setdefault(tier.name, place)
-            for claim in sorted(tier.claims()):
-                if claim in claimed:
-                    problems.append(f"tiers[{claimed[claim]}] and tiers[{place}] both use {claim}")
-                claimed.setdefault(claim, place)
-        if problems:
-            raise ValueError("; ".join(problems))
+        found = [*_misplaced(tiers), *_namesakes(tiers), *_sharing(tiers)]
+        if found:
+            text = "; ".join(text for _, text in found).replace("{", "{{")
+            raise PydanticCustomError(CONTRADICTION, text, {"found": found})
         return tiers
 
     @property
@@ -210,3 +238,34 @@ class StackSettings(Settings):
     @property
     def secondary(self) -> tuple[SecondarySettings, ...]:
         return tuple(tier for tier in self.tiers[1:] if isinstance(tier, SecondarySettings))
+
+
+_Found: TypeAlias = "Iterator[tuple[tuple[str | int, ...], str]]"
+
+
+def _misplaced(tiers: tuple[TierBase, ...]) -> _Found:
+    if not isinstance(tiers[0], PrimarySettings):
+        yield ("tiers", 0, "type"), f"{tiers[0].type!r} can't be the first tier; that is of type 'host'"
+    for place, tier in enumerate(tiers[1:], 1):
+        if not isinstance(tier, SecondarySettings):
+            yield ("tiers", place, "type"), f"{tier.type!r} can only be the first tier"
+
+
+def _namesakes(tiers: tuple[TierBase, ...]) -> _Found:
+    seen: dict[str, int] = {}
+    for place, tier in enumerate(tiers):
+        if tier.name in seen:
+            yield (
+                ("tiers", place, "name"),
+                f"{tier.name!r} is the name of tiers[{seen[tier.name]}]; give another one",
+            )
+        seen.setdefault(tier.name, place)
+
+
+def _sharing(tiers: tuple[TierBase, ...]) -> _Found:
+    users: dict[str, int] = {}
+    for place, tier in enumerate(tiers):
+        for claim in sorted(tier.claims()):
+            if claim in users:
+                yield ("tiers", place), f"uses {claim}, as tiers[{users[claim]}] does; each needs its own"
+            users.setdefault(claim, place)

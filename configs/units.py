@@ -26,6 +26,8 @@ def parse_size(value: Any) -> int:
     if factor is None:
         raise ValueError(f"unknown unit {unit!r}{_nearest(unit, _SIZE_UNITS)}; allowed: {', '.join(_SIZE_UNITS)}")
     size = number * factor
+    if size >= 1 << 63:
+        raise ValueError("expected less than 8 EiB")
     if size != int(size):
         raise ValueError(f"{value!r} is not a whole number of bytes")
     return int(size)
@@ -68,12 +70,27 @@ def format_duration(seconds: float) -> str:
     return f"{seconds * 1e6:.4g}us"
 
 
+def _exact_size(size: int) -> str:
+    """The same size in the largest unit that leaves a whole number: "8GiB", "5GB", "1025B"."""
+    whole = [(unit, factor) for unit, factor in _SIZE_UNITS.items() if size and size % factor == 0]
+    unit, factor = max(whole, key=lambda item: item[1], default=("B", 1))
+    return f"{size // factor}{unit}"
+
+
+def _exact_duration(seconds: float) -> str:
+    """The same duration in the largest unit that leaves a whole number, else in seconds."""
+    for unit, factor in reversed(_DURATION_UNITS.items()):
+        if seconds and seconds == round(seconds / factor) * factor:
+            return f"{round(seconds / factor)}{unit}"
+    return f"{seconds:.17g}s"
+
+
 def _split(value: Any, wanted: str) -> tuple[float, str]:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected {wanted}")
     if isinstance(value, int | float):
         if not math.isfinite(value) or value < 0:
-            raise ValueError(f"expected {wanted}, not negative")
+            raise ValueError(f"expected {wanted}; finite, not negative")
         return value, ""
     match = _NUMBER.fullmatch(value)
     if not match:
@@ -92,7 +109,7 @@ def _nearest(unit: str, units: dict[str, Any]) -> str:
 Size = Annotated[
     int,
     BeforeValidator(parse_size),
-    PlainSerializer(format_size, return_type=str, when_used="json"),
+    PlainSerializer(_exact_size, return_type=str, when_used="json"),
     WithJsonSchema({"type": ["string", "integer"], "examples": ["8GiB", "512MiB", 5368709120]}),
 ]
 """Bytes; in YAML a number or a text with a unit."""
@@ -100,7 +117,7 @@ Size = Annotated[
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
-    PlainSerializer(format_duration, return_type=str, when_used="json"),
+    PlainSerializer(_exact_duration, return_type=str, when_used="json"),
     WithJsonSchema({"type": "string", "examples": ["500ms", "2s", "24h"]}),
 ]
 """Seconds; in YAML a text with a unit."""
