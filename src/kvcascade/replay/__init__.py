@@ -1,1 +1,1 @@
-"""Request traces: played against a real stack with real bytes (`runner`), or simulated without any (`simulate`)."""
+"""Request traces: played against a real stack with real bytes, or simulated without any."""

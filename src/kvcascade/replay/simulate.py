@@ -63,7 +63,7 @@ class Lru:
         return len(prompt)
 
     def admit(self, prompt: Prompt) -> None:
-        """Takes all chunks of the prompt as used now, its head as the last of them; then evicts what is too much."""
+        """Takes all chunks of the prompt as used now, the head last; then evicts what is too much."""
         for chunk in reversed(prompt):
             self._chunks[chunk] = None
             self._chunks.move_to_end(chunk)

@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kvcascade.configs.registry import nearest
 from kvcascade.errors import ConfigError
@@ -90,12 +91,11 @@ class Trace:
                 yield line
 
     @contextmanager
-    def _readable(self) -> Iterator[IO[bytes]]:
+    def _readable(self) -> Iterator[gzip.GzipFile | BufferedReader]:
         try:
             with self.path.open("rb") as raw:
                 packed = raw.peek(len(_GZIP)).startswith(_GZIP)
-                with gzip.open(raw) if packed else raw as file:
-                    yield file
+                yield gzip.GzipFile(fileobj=raw) if packed else raw
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ConfigError(f"{self.path} is a damaged gzip file: {error}") from error
         except OSError as error:
@@ -144,7 +144,7 @@ def _hash_ids(ids: Any, prompt: int) -> tuple[int, ...]:
     wanted = -(-prompt // CHUNK_TOKENS)
     if len(ids) != wanted:
         raise ValueError(
-            f"hash_ids has {len(ids)} entries, but input_length {prompt} makes {wanted} of {CHUNK_TOKENS} tokens each"
+            f"hash_ids has {len(ids)} entries, but input_length {prompt} makes {wanted} chunks of {CHUNK_TOKENS}"
         )
     if len(set(ids)) != len(ids):
         raise ValueError("hash_ids holds an id twice, but one prompt has no two equal prefixes")

@@ -1,0 +1,77 @@
+"""One replay from its start to its end: stack, player, samples, progress, Ctrl-C."""
+
+import time
+from dataclasses import dataclass
+from itertools import islice
+
+from kvcascade.configs import StackSettings
+from kvcascade.stack import build
+
+from .content import Content
+from .interrupt import stop_on_interrupt
+from .progress import progress_bar
+from .report import Report
+from .runner import Player, Tally, namespace_of
+from .trace import Trace
+
+__all__ = ["Playback", "replay"]
+
+_SAMPLES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Playback:
+    """How a trace is played."""
+
+    chunk_bytes: int = 64 << 10
+    limit: int | None = None
+    """Requests to play; None for all."""
+    concurrency: int = 1
+    """Requests that are active at a time."""
+    gpu_chunks: int = 0
+    """Size of the GPU's own cache in front of the stack."""
+    progress: bool | None = None
+    """Whether to show a progress bar on stderr; None shows it on a terminal."""
+
+
+def replay(trace: Trace, settings: StackSettings, how: Playback) -> Report:
+    """Plays a trace through a stack that is built for it, and shut down after it.
+
+    The trace is read twice: once to find what is wrong with it before any work is done. Ctrl-C aborts the active
+    requests and returns what was done so far; for the main thread only.
+
+    Raises:
+        ConfigError: trace or stack can't be used.
+        WrongBytesError: a load brought other bytes than were stored.
+        StuckError: the stack hangs.
+        KeyboardInterrupt: at the second Ctrl-C. The stack is shut down then, too.
+    """
+    total = sum(1 for _ in islice(trace, how.limit))
+    with stop_on_interrupt() as stopped, progress_bar(total, how.progress) as show:
+        manager = build(settings, namespace_of(trace.name, how.chunk_bytes), how.chunk_bytes)
+        try:
+            every = max(1, total // _SAMPLES)
+            report = Report(trace.name, how.chunk_bytes, total)
+
+            def on_finish(tally: Tally) -> None:
+                show(tally)
+                if tally.requests % every == 0:
+                    report.take(tally, manager.get_stats())
+
+            player = Player(
+                manager,
+                Content(how.chunk_bytes),
+                concurrency=how.concurrency,
+                gpu_chunks=how.gpu_chunks,
+                stopped=stopped,
+                on_finish=on_finish,
+            )
+            began = time.monotonic()
+            player.play(islice(trace, how.limit))
+            report.seconds = time.monotonic() - began
+            report.take(player.tally, manager.get_stats())
+        finally:
+            manager.shutdown()
+        report.interrupted = player.tally.requests < total
+        report.skipped = trace.skipped
+        return report
