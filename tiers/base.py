@@ -146,6 +146,8 @@ class Holding:
     """Unix times of the first and last write; None where nothing is held."""
     used_by: str = ""
     """The process that has it open now, in words; "" for none."""
+    tenant: str = ""
+    """The namespace's `tenant`: what `clear` goes by."""
 
 
 class TierSettings(SecondarySettings):

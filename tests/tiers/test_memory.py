@@ -69,7 +69,7 @@ def test_an_eviction_policy_without_a_capacity_is_a_contradiction() -> None:
 
 
 def test_an_unknown_policy_is_named() -> None:
-    with pytest.raises(ValidationError, match="unknown name 'lrv' .did you mean 'lru'"):
+    with pytest.raises(ValidationError, match=r"'lrv' \(did you mean 'lru'"):
         MemorySettings(capacity="1MiB", eviction="lrv")
 
 

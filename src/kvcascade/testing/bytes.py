@@ -29,7 +29,7 @@ def bytes_for(key: Key, nbytes: int, epoch: str = "") -> bytes:
     Each 8-byte word depends on the key, the `epoch` and the word's place. A shorter chunk is the start of a longer
     one of the same key.
     """
-    return _words(key, nbytes, epoch).tobytes()[:nbytes]
+    return bytes(_words(key, nbytes, epoch).data.cast("B")[:nbytes])
 
 
 def holds(view: Buffer | bytes | bytearray, key: Key, epoch: str = "") -> bool:

@@ -6,10 +6,10 @@ __all__ = ["no_leaks"]
 """
 
 import gc
-import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -45,12 +45,9 @@ def _open_things() -> set[tuple[str, str, str]]:
 
 def _descriptors() -> set[tuple[str, str, str]]:
     found = set()
-    folder = Path("/proc/self/fd")
-    for number in os.listdir(folder) if folder.exists() else ():
-        try:
-            found.add(("file descriptor", number, os.readlink(folder / number)))
-        except FileNotFoundError:
-            continue  # the one that listed the folder
+    for link in _listed("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the descriptor that lists the folder is gone by now
+            found.add(("file descriptor", link.name, str(link.readlink())))
     return found
 
 
@@ -59,14 +56,13 @@ def _threads() -> set[tuple[str, str, str]]:
 
 
 def _shared_memory() -> set[tuple[str, str, str]]:
-    folder = Path("/dev/shm")
-    found = (
-        {("shared memory", name, "") for name in os.listdir(folder) if name.startswith(OURS)}
-        if folder.exists()
-        else set()
-    )
+    found = {("shared memory", file.name, "") for file in _listed("/dev/shm") if file.name.startswith(OURS)}
     maps = Path("/proc/self/maps")
-    if maps.exists():
-        lines = [line for line in maps.read_text().splitlines() if f"/memfd:{OURS}" in line]
-        found |= {("mapping", line.split(maxsplit=5)[-1], line.split()[0]) for line in lines}
+    for line in maps.read_text().splitlines() if maps.exists() else ():
+        if f"/memfd:{OURS}" in line:
+            found.add(("mapping", line.split(maxsplit=5)[-1], line.split()[0]))
     return found
+
+
+def _listed(folder: str) -> list[Path]:
+    return list(Path(folder).iterdir()) if Path(folder).exists() else []
