@@ -1,0 +1,126 @@
+"""What lies below primary: the secondary tiers, in order."""
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from kvcascade.errors import TierError
+from kvcascade.types import Key, MissReason, OutcomeKind
+
+from .events import EventLog
+from .jobs import JobKind, Report
+from .level import Level
+
+__all__ = ["Chain"]
+
+
+class Chain:
+    """The secondary tiers of a stack. It knows keys, slot numbers and jobs, and nothing of who owns the slots, so
+    it can also work over the pool of another manager.
+
+    Used by the scheduler thread only. Nothing here does I/O or waits, but `drain`, `void` and `close`.
+    """
+
+    def __init__(self, levels: Sequence[Level], events: EventLog) -> None:
+        self.levels = list(levels)
+        self._events = events
+        for level in self.levels:
+            level.residency.on_evicted = partial(events.removed, level.name)
+
+    def find(self, key: Key) -> Level | None:
+        """The topmost tier that holds the key and can be asked for it."""
+        for level in self.levels:
+            if level.holds(key):
+                return level
+        return None
+
+    def why(self, key: Key) -> MissReason:
+        """Why no tier holds the key: the reason of the lowest tier that has ever known it."""
+        for level in reversed(self.levels):
+            reason = level.why(key)
+            if reason is not MissReason.NEVER_STORED:
+                return reason
+        return MissReason.NEVER_STORED
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a job of a request has not been reported."""
+        return any(level.awaited for level in self.levels)
+
+    def poll(self, now: float, overdue: float | None = None) -> Iterator[tuple[Level, Report]]:
+        """What the lanes have to say; each level is up to date with a report when it is given out. Jobs whose
+        deadline is before `overdue` (default: now) are reported, ended or not."""
+        for level in self.levels:
+            self._events.removed(level.name, level.settle_void(now))
+            for report in level.lane.poll(now if overdue is None else overdue):
+                level.record(report)
+                self._tell(level, report)
+                yield level, report
+            level.read_changes()
+
+    def _tell(self, level: Level, report: Report) -> None:
+        if not report.ended:
+            return
+        keys = zip(report.job.keys, report.outcomes, strict=True)
+        if report.job.kind is JobKind.WRITE:
+            self._events.stored(level.name, [key for key, outcome in keys if outcome.ok])
+        else:
+            gone = (OutcomeKind.MISSING, OutcomeKind.CORRUPT)
+            self._events.removed(level.name, [key for key, outcome in keys if outcome.kind in gone])
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """These were used, as one prompt, head first."""
+        for level in self.levels:
+            here = level.residency.touch(keys)
+            if here:
+                level.tier.touch(here)
+
+    def finish(self, owner: str) -> None:
+        """This request will cause no more jobs."""
+        for level in self.levels:
+            level.lane.finish(owner)
+
+    # These wait
+
+    def drain(self, timeout: float) -> bool:
+        """Withdraws the jobs that have not begun, and waits for the others to end; False where one did not."""
+        end = time.monotonic() + timeout
+        for level in self.levels:
+            level.lane.withdraw()
+        return all(level.lane.wait(max(0.0, end - time.monotonic())) for level in self.levels)
+
+    def flush(self, timeout: float) -> bool:
+        """Waits for all jobs to end; False where one did not."""
+        end = time.monotonic() + timeout
+        return all(level.lane.wait(max(0.0, end - time.monotonic())) for level in self.levels)
+
+    def void(self, epoch: str, timeout: float, now: float) -> dict[str, str]:
+        """Makes everything stored so far void in every tier. Returns, for each tier that could not do it in time,
+        why; such a tier is down until it could."""
+        end = time.monotonic() + timeout
+        begun = [(level, level.void(epoch)) for level in self.levels]
+        problems = {}
+        for level, future in begun:
+            try:
+                future.result(max(0.0, end - time.monotonic()))
+            except TierError as error:
+                problems[level.name] = str(error)
+            except TimeoutError:
+                problems[level.name] = f"did not answer within {timeout:g} s"
+            self._events.removed(level.name, level.settle_void(now))
+        return problems
+
+    def close(self, timeout: float) -> tuple[bool, list[Exception]]:
+        """Ends all lanes, then closes all tiers, each of them whatever the others do. Returns whether all I/O has
+        ended, and what went wrong."""
+        end = time.monotonic() + timeout
+        ended = [level.lane.close(max(0.0, end - time.monotonic())) for level in self.levels]
+        problems: list[Exception] = []
+        for level, quiet in zip(self.levels, ended, strict=True):
+            if not quiet:
+                continue  # its threads still use it
+            try:
+                level.tier.close()
+            except Exception as error:  # the others are to be closed too; the caller raises it
+                problems.append(error)
+        return all(ended), problems

@@ -1,0 +1,287 @@
+"""Lanes: where a tier's I/O runs, off the scheduler thread."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Condition, Thread
+from typing import Protocol
+
+from kvcascade.errors import ClosedError, TierError, TierUnavailable
+from kvcascade.tiers import Tier
+from kvcascade.types import Buffer, Changes, Outcome
+
+from .jobs import Job, JobKind, Report
+
+__all__ = ["Lane", "ThreadLane"]
+
+logger = logging.getLogger("kvcascade.lane")
+
+_IDLE_WAIT = 0.5
+_MAINTAIN_EVERY = 2.0
+_MAINTAIN_BUDGET = 0.05
+
+
+class Lane(Protocol):
+    """Runs the jobs of one tier and owns their deadlines. All methods are called by the scheduler thread; none but
+    `wait`, `run` and `close` blocks, and those at most as long as they are told."""
+
+    def submit(self, job: Job) -> None:
+        """Queues a job. Loads go before stores, round-robin over their owners; stores in order."""
+
+    def finish(self, owner: str) -> None:
+        """This owner submits no more jobs. Called once an owner."""
+
+    def poll(self, now: float) -> list[Report]:
+        """What has ended, or passed its deadline, since the last call."""
+
+    def changes(self) -> list[Changes]:
+        """What the tier's housekeeping has changed since the last call."""
+
+    def withdraw(self) -> None:
+        """Takes all jobs that have not begun out of the queue; `poll` reports them as failed."""
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until no job is queued or running; False where that took longer."""
+
+    def run(self, action: Callable[[], None]) -> "Future[None]":
+        """Runs `action` in the lane, before all jobs that wait. Its failure is a `TierError`."""
+
+    def close(self, timeout: float) -> bool:
+        """Ends the lane after the jobs that run now; what is queued is withdrawn. False where a job did not end
+        in time: its thread still uses the tier and the pool."""
+
+    @property
+    def queued(self) -> int:
+        """Jobs that have not been reported."""
+
+    @property
+    def lost(self) -> int:
+        """Jobs that were reported at their deadline and still run."""
+
+
+class ThreadLane:
+    """A lane of threads in this process.
+
+    `_lock` covers the queues and counts; the tier is called, and its results are read, with the lock released.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tier: Tier,
+        slot: Callable[[int], Buffer],
+        concurrency: int,
+    ) -> None:
+        self._name = name
+        self._tier = tier
+        self._slot = slot
+        self._lock = Condition()
+        self._loads: dict[str, deque[Job]] = {}
+        self._stores: deque[Job] = deque()
+        self._actions: deque[tuple[Callable[[], None], Future[None]]] = deque()
+        self._unreported: dict[int, Job] = {}
+        self._reports: deque[Report] = deque()
+        self._changes: deque[Changes] = deque()
+        self._running = 0
+        self._lost = 0
+        self._maintained = time.monotonic()
+        self._maintaining = False
+        self._closing = False
+        self._threads = [
+            Thread(target=self._work, name=f"kvcascade-{name}-{number}", daemon=True)
+            for number in range(concurrency)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # The scheduler's side
+
+    @property
+    def queued(self) -> int:
+        return len(self._unreported)
+
+    @property
+    def lost(self) -> int:
+        return self._lost
+
+    def submit(self, job: Job) -> None:
+        with self._lock:
+            if self._closing:
+                raise ClosedError(f"the lane of tier {self._name!r} is closed")
+            self._unreported[job.id] = job
+            if job.kind is JobKind.READ:
+                self._loads.setdefault(job.owner, deque()).append(job)
+            else:
+                self._stores.append(job)
+            self._lock.notify()
+
+    def finish(self, owner: str) -> None:
+        """Nothing is kept for an owner once its jobs are done."""
+
+    def poll(self, now: float) -> list[Report]:
+        if not self._unreported and not self._reports:
+            return []
+        reports = []
+        while self._reports:
+            reports.append(self._settle(self._reports.popleft()))
+        if self._unreported:
+            reports += self._expire(now)
+        return reports
+
+    def changes(self) -> list[Changes]:
+        return [self._changes.popleft() for _ in range(len(self._changes))]
+
+    def withdraw(self) -> None:
+        with self._lock:
+            waiting = [job for queue in self._loads.values() for job in queue] + list(self._stores)
+            for job in waiting:
+                if not job.withdrawn:
+                    job.withdrawn = True
+                    self._reports.append(Report(job, job.failed("withdrawn before it ran"), ran=False))
+            self._loads.clear()
+            self._stores.clear()
+            self._lock.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        with self._lock:
+            return self._lock.wait_for(self._at_rest, timeout)
+
+    def run(self, action: Callable[[], None]) -> "Future[None]":
+        done: Future[None] = Future()
+        with self._lock:
+            if self._closing:
+                raise ClosedError(f"the lane of tier {self._name!r} is closed")
+            self._actions.append((action, done))
+            self._lock.notify()
+        return done
+
+    def close(self, timeout: float) -> bool:
+        self.withdraw()
+        with self._lock:
+            self._closing = True
+            self._lock.notify_all()
+        end = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _settle(self, report: Report) -> Report:
+        if self._unreported.pop(report.job.id, None) is None:
+            self._lost -= 1  # it was reported at its deadline
+        return report
+
+    def _expire(self, now: float) -> list[Report]:
+        """Reports the jobs whose deadline has passed. Jobs stand in the order of their deadlines."""
+        expired = []
+        for job in self._unreported.values():
+            if job.deadline > now:
+                break
+            expired.append(job)
+        with self._lock:
+            return [self._expired(job) for job in expired]
+
+    def _expired(self, job: Job) -> Report:
+        del self._unreported[job.id]
+        if not job.begun:
+            job.withdrawn = True
+            return Report(job, job.failed("the deadline passed before it began"), ran=False, late=True)
+        self._lost += 1
+        job.expired = True
+        return Report(job, job.failed("the deadline passed"), ended=False, late=True)
+
+    def _at_rest(self) -> bool:
+        return not (self._running or self._loads or self._stores or self._actions)
+
+    # The threads' side
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                task = self._next()
+                while task is None and not self._closing and not self._maintenance_due():
+                    self._lock.wait(_IDLE_WAIT)
+                    task = self._next()
+                if task is None and self._closing:
+                    return
+                maintain = task is None or self._maintenance_due()
+                if maintain:
+                    self._maintaining = True
+                self._running += task is not None
+            if task is not None:
+                task()
+            if maintain:
+                self._maintain()
+            with self._lock:
+                self._running -= task is not None
+                if maintain:
+                    self._maintaining = False
+                    self._maintained = time.monotonic()
+                self._lock.notify_all()
+
+    def _next(self) -> Callable[[], None] | None:
+        """Under the lock: the next thing to do."""
+        if self._actions:
+            action, done = self._actions.popleft()
+            return lambda: _resolve(action, done)
+        while self._loads:
+            owner, queue = next(iter(self._loads.items()))
+            del self._loads[owner]
+            job = queue.popleft()
+            if queue:
+                self._loads[owner] = queue  # at the end: the next owner's turn
+            if not job.withdrawn:
+                return self._begin(job)
+        while self._stores:
+            job = self._stores.popleft()
+            if not job.withdrawn:
+                return self._begin(job)
+        return None
+
+    def _begin(self, job: Job) -> Callable[[], None]:
+        job.begun = True
+        return lambda: self._run(job)
+
+    def _maintenance_due(self) -> bool:
+        return not self._maintaining and time.monotonic() - self._maintained > _MAINTAIN_EVERY
+
+    def _run(self, job: Job) -> None:
+        begin = time.monotonic()
+        try:
+            buffers = [self._slot(slot) for slot in job.slots]
+            if job.kind is JobKind.READ:
+                outcomes = self._tier.read(job.keys, buffers)
+            else:
+                outcomes = self._tier.write(job.keys, buffers, job.victims)
+            if len(outcomes) != len(job.keys):
+                outcomes = job.failed(f"{len(outcomes)} outcomes for {len(job.keys)} keys")
+        except Exception as error:  # a tier that raises has failed this job, and nothing else
+            outcomes = [Outcome.failed(_as_tier_error(error))] * len(job.keys)
+        self._reports.append(Report(job, outcomes, seconds=time.monotonic() - begin))
+
+    def _maintain(self) -> None:
+        try:
+            changes = self._tier.maintain(_MAINTAIN_BUDGET)
+        except Exception as error:  # housekeeping is tried again; the jobs tell whether the tier works
+            logger.debug("housekeeping of tier %r failed: %s", self._name, error)
+            return
+        if changes.appeared or changes.vanished:
+            self._changes.append(changes)
+
+
+def _resolve(action: Callable[[], None], done: "Future[None]") -> None:
+    try:
+        action()
+    except Exception as error:  # handed to the caller of `run`
+        done.set_exception(_as_tier_error(error))
+    else:
+        done.set_result(None)
+
+
+def _as_tier_error(error: Exception) -> TierError:
+    if isinstance(error, TierError):
+        return error
+    mapped = TierUnavailable(f"{type(error).__name__}: {error}")
+    mapped.__cause__ = error
+    return mapped

@@ -1,0 +1,425 @@
+"""`SecondaryTierManager`: the verbs that an engine calls."""
+
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal
+
+from kvcascade.errors import ClosedError, ProtocolError
+from kvcascade.tiers.host import HostPool
+from kvcascade.types import Key, LookupResult, MissReason, PrefixMatch, RequestContext, StoreOffer
+
+from .chain import Chain
+from .events import Event, EventLog
+from .flow import Cascade, Promotion
+from .jobs import JobKind
+from .primary import Primary
+from .requests import Delivery, Request, RequestTable
+from .slots import SlotState
+from .stats import StackStats
+from .summary import SummaryLog
+
+__all__ = ["ResetReport", "SecondaryTierManager"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetReport:
+    """What a reset has done. Truthful: what could not be done by the deadline is said here."""
+
+    cleared: tuple[str, ...]
+    """Tiers that hold nothing of before, for good."""
+    kept: tuple[str, ...] = ()
+    """Tiers that were not asked for and keep what they hold."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Tier -> why it could not be cleared in time. It is down, and serves nothing, until it could."""
+    quarantined: int = 0
+    """Slots that a copy begun before the reset may still use; they come back when it ends."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was asked for is gone."""
+        return not self.failed
+
+
+class SecondaryTierManager:
+    """Chains a host pool and the tiers below it, behind the verbs of vLLM's `OffloadingManager`.
+
+    All verbs run on one thread, the engine's scheduler. None of them does I/O; only `reset_cache` and `shutdown`
+    may wait, up to their timeout. Between two `on_schedule_end` lies one step; results of the lanes are read at
+    the first verb of a step. A key that was HIT stays so to the step's end, hence `prepare_load` never fails.
+
+    What a medium does wrong never reaches the caller: it is a miss. Exceptions are the caller's own mistakes
+    (`ProtocolError`) and calls after `shutdown` (`ClosedError`).
+    """
+
+    def __init__(
+        self,
+        pool: HostPool,
+        primary: Primary,
+        chain: Chain,
+        events: EventLog,
+        reset_scope: Literal["all", "primary"] = "all",
+        log_every: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`log_every`: seconds between two summary lines in the log, 0 for none."""
+        self.pool = pool
+        self._primary = primary
+        self._slots = primary.slots
+        self._chain = chain
+        self._events = events
+        self._reset_scope = reset_scope
+        self._clock = clock
+        self._cascade = Cascade(primary, chain)
+        self._promotion = Promotion(primary, chain, self._cascade)
+        self._requests = RequestTable()
+        self._storing: dict[Key, Request] = {}
+        self._loading: dict[Key, list[Request]] = {}
+        self._patience = max([level.settings.deadline for level in chain.levels], default=2.0)
+        self._stats = StackStats([])
+        self._now = clock()
+        self._stepping = False
+        self._closed = False
+        self._summary = SummaryLog(log_every, self.get_stats) if log_every else None
+
+    # Requests
+
+    def on_new_request(self, ctx: RequestContext) -> None:
+        """A request begins. Every other verb of it comes between this and `on_request_finished`, but for the
+        completion of what it has begun."""
+        self._begin_step()
+        self._requests.new(ctx)
+
+    def on_request_finished(self, ctx: RequestContext) -> None:
+        """The request makes no more offers. What it has begun may still complete, and cascades then."""
+        self._begin_step()
+        request = self._requests.get(ctx, "on_request_finished")
+        self._requests.finish(request)
+        self._promotion.drop(request)
+        self._use(list(request.keys), request)
+        self._end_if_over(request)
+
+    # Lookups
+
+    def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
+        """What is known of one chunk. A chunk that is further down is promoted: ask again in a later step."""
+        self._begin_step()
+        request = self._requests.get(ctx, "lookup")
+        request.keys[key] = None
+        if self._slots.hit(key):
+            request.answers[key] = Delivery.FOUND
+            return LookupResult.HIT
+        return self._look_further(key, request)
+
+    def match_prefix(self, keys: Sequence[Key], ctx: RequestContext) -> PrefixMatch:
+        """`lookup` for a prompt's chunks, head first, up to the first that is not there."""
+        self._begin_step()
+        request = self._requests.get(ctx, "match_prefix")
+        hits = self._slots.hit_prefix(keys)
+        request.keys.update(dict.fromkeys(keys[:hits]))
+        request.answers.update(dict.fromkeys(keys[:hits], Delivery.FOUND))
+        pending = False
+        for key in keys[hits:]:
+            answer = self.lookup(key, ctx)
+            if answer is LookupResult.MISS:
+                break
+            pending = pending or answer is not LookupResult.HIT
+            hits += not pending
+        if not pending:
+            request.waiting_since = None
+        return PrefixMatch(hits, pending)
+
+    def touch(self, keys: Sequence[Key], ctx: RequestContext) -> None:
+        """These chunks were used, as one prompt, head first; also where the engine had them itself."""
+        self._begin_step()
+        request = self._requests.get(ctx, "touch")
+        request.keys.update(dict.fromkeys(keys))
+        self._use(keys, request)
+
+    # Loads
+
+    def prepare_load(self, keys: Sequence[Key], ctx: RequestContext) -> list[int]:
+        """The slots of these chunks, pinned until `complete_load`.
+
+        Raises:
+            ProtocolError: a key was not HIT in this step.
+        """
+        self._begin_step()
+        request = self._requests.get(ctx, "prepare_load")
+        slots = [self._slots.find(key) for key in keys]
+        for key, slot in zip(keys, slots, strict=True):
+            if slot < 0 or self._slots.state(slot) != SlotState.READY:
+                raise ProtocolError(f"prepare_load: {key.hex()} is not HIT; lookup must have said so in this step")
+        for key, slot in zip(keys, slots, strict=True):
+            self._slots.pin(slot)
+            self._loading.setdefault(key, []).append(request)
+        request.loading += len(keys)
+        request.waiting_since = None
+        self._promotion.release(request, slots)
+        return slots
+
+    def complete_load(self, keys: Sequence[Key], ctx: RequestContext, success: bool = True) -> None:
+        """The engine has copied these chunks, or failed to. Completions of loads that a reset has voided are
+        taken too; what belongs to nothing is ignored."""
+        self._begin_step()
+        delivered = []
+        for key in keys:
+            request = self._loader(key, ctx)
+            if request is None:
+                self._slots.release_quarantined(key)
+                continue
+            self._slots.unpin(self._slots.find(key))
+            request.loading -= 1
+            request.answers[key] = Delivery.DELIVERED if success else Delivery.FAILED
+            if success:
+                delivered.append(key)
+            self._end_if_over(request)
+        self._primary.loaded(delivered)
+
+    # Stores
+
+    def prepare_store(self, keys: Sequence[Key], ctx: RequestContext) -> StoreOffer | None:
+        """Slots for those of these chunks that are neither here nor on their way; the head of the prompt first.
+
+        None where they do not all fit now: the offer may be made again. Making room evicts, but never a chunk of
+        the same request: a prompt larger than the pool keeps its head.
+        """
+        self._begin_step()
+        request = self._requests.get(ctx, "prepare_store")
+        request.keys.update(dict.fromkeys(keys))
+        new = [key for key in dict.fromkeys(keys) if self._storable(key)]
+        victims = self._slots.victims(len(new))
+        if victims is None or any(self._slots.key(slot) in request.keys for slot in victims):
+            self._primary.refuse(new)
+            return None
+        evicted = self._primary.evict(victims)
+        slots = self._slots.allocate(new, SlotState.STORING)
+        for key in new:
+            self._storing[key] = request
+        request.storing += len(new)
+        return StoreOffer(new, slots, evicted)
+
+    def complete_store(self, keys: Sequence[Key], ctx: RequestContext, success: bool = True) -> None:
+        """The engine has written these chunks: they are HIT from here on, and cascade. Or it has failed to: they
+        are MISS. Completions of stores that a reset has voided are taken too; what belongs to nothing is
+        ignored."""
+        self._begin_step()
+        stored: dict[Request, list[Key]] = {}
+        for key in keys:
+            request = self._storing.pop(key, None)
+            if request is None:
+                self._slots.release_quarantined(key)
+                continue
+            request.storing -= 1
+            stored.setdefault(request, []).append(key)
+        for request, ready in stored.items():
+            self._finish_store(request, ready, success)
+
+    # Steps
+
+    def on_schedule_end(self) -> None:
+        """The step ends: what its lookups wanted is submitted."""
+        self._begin_step()
+        self._promotion.flush(self._now)
+        self._release_overdue()
+        self._slots.end_step()
+        self._stepping = False
+
+    def has_pending_work(self) -> bool:
+        """True exactly while something needs further steps: a promotion or cascade that has not been reported, or
+        a finished request whose stores have not completed."""
+        return self._chain.awaited or self._requests.storing_after_finish
+
+    def take_events(self) -> list[Event]:
+        """What tiers have come to hold and lost since the last call."""
+        return self._events.take()
+
+    def get_stats(self) -> StackStats:
+        """The counters up to now. May be called from any thread."""
+        stats = deepcopy(self._stats)
+        stats.tiers = [self._primary.snapshot(), *(level.snapshot() for level in self._chain.levels)]
+        stats.free_slots, stats.pinned_slots = self._slots.free, self._slots.pinned
+        return stats
+
+    # These wait
+
+    def reset_cache(
+        self, scope: Literal["all", "primary"] | None = None, weights_version: str = "", timeout: float = 10.0
+    ) -> ResetReport:
+        """Voids what is cached: in primary, or (`all`) in every tier, durably.
+
+        Queued transfers are withdrawn, running ones waited for, up to `timeout` seconds. Slots that the engine is
+        copying to or from stay out of use, and their keys can't be stored, until those copies are completed.
+        `weights_version` names the weights that follow, for tiers that outlive this process.
+        """
+        self._begin_step()
+        scope = scope or self._reset_scope
+        self._chain.drain(timeout)
+        self._read_results(overdue=inf)
+        for request in self._requests:
+            self._promotion.release(request)
+            request.forget_transfers()
+        self._storing.clear()
+        self._loading.clear()
+        self._promotion.reset()
+        self._primary.clear()
+        for request in self._requests.ending:
+            self._end_if_over(request)
+        names = tuple(level.name for level in self._chain.levels)
+        failed = self._chain.void(weights_version, timeout, self._now) if scope == "all" else {}
+        cleared = tuple(name for name in names if name not in failed) if scope == "all" else ()
+        return ResetReport(
+            cleared=(self._primary.stats.name, *cleared),
+            kept=names if scope == "primary" else (),
+            failed=failed,
+            quarantined=self._slots.quarantine_size,
+        )
+
+    def shutdown(self, timeout: float = 10.0) -> None:
+        """Ends all: stores that wait are given up to `timeout` seconds to reach their tiers, then every tier is
+        closed, whatever the others do; the pool is unmapped only if no thread can still use it. A second call does
+        nothing.
+
+        Raises:
+            Exception: the first error of closing a tier, after all have been closed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._summary:
+            self._summary.close()
+        self._chain.flush(timeout)
+        ended, problems = self._chain.close(timeout)
+        if ended:
+            self.pool.close()
+        if problems:
+            raise problems[0]
+
+    def __enter__(self) -> "SecondaryTierManager":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    # Within a step
+
+    def _begin_step(self) -> None:
+        if self._stepping:
+            return
+        if self._closed:
+            raise ClosedError("the manager was shut down")
+        self._stepping = True
+        self._now = self._clock()
+        self._read_results()
+
+    def _read_results(self, overdue: float | None = None) -> None:
+        for level, report in self._chain.poll(self._now, overdue):
+            if report.job.kind is JobKind.WRITE:
+                self._cascade.ended(report)
+            else:
+                self._promotion.ended(level, report, self._now)
+
+    def _look_further(self, key: Key, request: Request) -> LookupResult:
+        """The answer for a chunk that primary can't give now."""
+        level = None
+        slot = self._slots.find(key)
+        if slot < 0 and not self._slots.quarantined(key):
+            level = self._chain.find(key)
+        if key not in request.answers:
+            self._count_misses(key, level.place if level else len(self._chain.levels))
+        reason = request.turned_down.get(key)
+        if reason is None and slot < 0 and level is None:
+            reason = self._why(key)
+        elif reason is None and self._out_of_patience(request):
+            reason = request.turned_down[key] = MissReason.TIMED_OUT
+        if reason is not None:
+            request.answers[key] = reason
+            return LookupResult.MISS
+        request.answers[key] = Delivery.PENDING
+        if level is not None:
+            self._promotion.want(key, level, request)
+        else:
+            self._promotion.join(slot, request)
+        return LookupResult.HIT_PENDING
+
+    def _out_of_patience(self, request: Request) -> bool:
+        """Whether this request has been told 'not yet' for as long as any tier may take."""
+        if request.waiting_since is None:
+            request.waiting_since = self._now
+        return self._now - request.waiting_since > self._patience
+
+    def _why(self, key: Key) -> MissReason:
+        reason = self._chain.why(key)
+        return reason if reason is not MissReason.NEVER_STORED else self._primary.why(key)
+
+    def _count_misses(self, key: Key, found_at: int) -> None:
+        """The chunk is not in primary, nor in any tier above `found_at`."""
+        self._primary.stats.misses[self._primary.why(key)] += 1
+        for level in self._chain.levels[:found_at]:
+            level.stats.misses[level.why(key)] += 1
+
+    def _use(self, keys: Sequence[Key], request: Request) -> None:
+        self._slots.touch(keys)
+        self._chain.touch(keys)
+        self._cascade.again(keys, request.id, self._now)
+
+    def _storable(self, key: Key) -> bool:
+        return self._slots.find(key) < 0 and not self._slots.quarantined(key)
+
+    def _finish_store(self, request: Request, keys: Sequence[Key], success: bool) -> None:
+        for key in keys:
+            slot = self._slots.find(key)
+            if success:
+                self._slots.publish(slot)
+            else:
+                self._slots.discard(slot)
+        if success:
+            self._primary.stored(keys)
+            self._cascade.store(keys, request.id, self._now)
+            for key in keys:
+                self._slots.unpin(self._slots.find(key))
+        self._end_if_over(request)
+
+    def _loader(self, key: Key, ctx: RequestContext) -> Request | None:
+        """The request whose load of this key completes: of this id, if one of it is loading the key."""
+        loaders = self._loading.get(key)
+        if not loaders:
+            return None
+        place = next((place for place, loader in enumerate(loaders) if loader.id == ctx.req_id), 0)
+        request = loaders.pop(place)
+        if not loaders:
+            del self._loading[key]
+        return request
+
+    def _release_overdue(self) -> None:
+        """What was promoted for a request that does not come for it is pinned no longer than a deadline."""
+        for request in self._requests:
+            if request.held and request.held_until < self._now:
+                self._promotion.release(request)
+
+    def _end_if_over(self, request: Request) -> None:
+        """After its last event: counts what became of its chunks, and tells the lanes, once."""
+        if request.finished and not request.storing and not request.finish_sent:
+            request.finish_sent = True
+            self._chain.finish(request.id)
+        if request.over and self._requests.drop(request):
+            self._tally(request)
+
+    def _tally(self, request: Request) -> None:
+        stats = self._stats
+        stats.requests += 1
+        stats.lookups += len(request.answers)
+        for key, answer in request.answers.items():
+            if isinstance(answer, MissReason):
+                stats.misses[answer] += 1
+            elif answer is Delivery.DELIVERED:
+                stats.hits += 1
+                source = request.sources.get(key)
+                tier = self._primary if source is None else self._chain.levels[source]
+                tier.stats.hits += 1
+            elif answer is Delivery.FAILED:
+                stats.failed += 1
+            else:
+                stats.unused += 1

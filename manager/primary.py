@@ -1,0 +1,68 @@
+"""The primary tier: its slots, and what is told and counted of them."""
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+
+from kvcascade.types import Key, MissReason
+
+from .events import EventLog
+from .ghosts import Ghosts
+from .slots import SlotTable
+from .stats import TierStats
+
+__all__ = ["Primary"]
+
+
+class Primary:
+    """The slots of the host pool, with their ghosts, events and counters. Used by the scheduler thread only."""
+
+    def __init__(self, slots: SlotTable, stats: TierStats, chunk_bytes: int, events: EventLog) -> None:
+        self.slots = slots
+        self.stats = stats
+        self.chunk_bytes = chunk_bytes
+        self._ghosts = Ghosts()
+        self._events = events
+
+    def why(self, key: Key) -> MissReason:
+        """Why the key is not here."""
+        return self._ghosts.why(key)
+
+    def evict(self, victims: Iterable[int]) -> list[Key]:
+        """Frees these slots; returns their keys."""
+        evicted = self.slots.evict(victims)
+        for key in evicted:
+            self._ghosts.add(key, MissReason.EVICTED)
+        self.stats.evictions += len(evicted)
+        self._events.removed(self.stats.name, evicted)
+        return evicted
+
+    def refuse(self, keys: Sequence[Key]) -> None:
+        """The engine offered these, and there is no room for them."""
+        self.stats.refused += len(keys)
+        for key in keys:
+            self._ghosts.add(key, MissReason.REFUSED)
+
+    def stored(self, keys: Sequence[Key]) -> None:
+        """The engine has written these: they are readable."""
+        self.stats.written += len(keys)
+        self.stats.written_bytes += len(keys) * self.chunk_bytes
+        self.arrived(keys)
+
+    def arrived(self, keys: Sequence[Key]) -> None:
+        """These have become readable."""
+        self._events.stored(self.stats.name, keys)
+
+    def loaded(self, keys: Sequence[Key]) -> None:
+        """The engine has read these."""
+        self.stats.read += len(keys)
+        self.stats.read_bytes += len(keys) * self.chunk_bytes
+
+    def clear(self) -> None:
+        """Voids every chunk."""
+        self._events.removed(self.stats.name, self.slots.clear())
+
+    def snapshot(self) -> TierStats:
+        """The counters, brought up to date."""
+        self.stats.chunks = self.slots.resident
+        self.stats.bytes = self.slots.resident * self.chunk_bytes
+        return deepcopy(self.stats)

@@ -1,0 +1,129 @@
+"""Builds what a stack's settings describe."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from kvcascade.configs.registry import EVICTION, resolve
+from kvcascade.configs.schema import PrimarySettings, SecondarySettings, StackSettings
+from kvcascade.configs.units import format_size
+from kvcascade.errors import ConfigError
+from kvcascade.manager import SecondaryTierManager
+from kvcascade.manager.chain import Chain
+from kvcascade.manager.events import EventLog
+from kvcascade.manager.eviction import EvictionPolicy
+from kvcascade.manager.lane import ThreadLane
+from kvcascade.manager.level import Level
+from kvcascade.manager.primary import Primary
+from kvcascade.manager.residency import Residency
+from kvcascade.manager.slots import SlotTable
+from kvcascade.manager.stats import TierStats
+from kvcascade.tiers import OpenContext, Tier, TierSettings
+from kvcascade.tiers.host import HostPool, slots_for
+from kvcascade.types import Namespace
+
+__all__ = ["build"]
+
+_FEWEST_CHUNKS = 4
+
+
+def build(
+    settings: StackSettings,
+    namespace: Namespace,
+    chunk_bytes: int,
+    engine_id: str = "",
+    *,
+    events: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    wrap: Callable[[str, Tier], Tier] = lambda name, tier: tier,
+) -> SecondaryTierManager:
+    """Opens every tier of a stack and returns its manager. Use it as a context manager, or call `shutdown`.
+
+    Args:
+        namespace: what the chunks' bytes belong to; the stack's own `namespace` is added to it.
+        chunk_bytes: of one chunk, all ranks together.
+        engine_id: names the engine among those that share the stack file; "" takes the first free place.
+        events: whether anybody takes the manager's events.
+        clock: seconds; what deadlines are measured by.
+        wrap: may put something in front of a tier, by its name, for tests and measurements.
+
+    Raises:
+        ConfigError: a tier can't be opened as it is described.
+        TierUnavailable: a tier can't be opened now.
+    """
+    if chunk_bytes < 1:
+        raise ConfigError(f"chunk_bytes: {chunk_bytes} is not a size of a chunk; at least 1 byte")
+    context = OpenContext(_within(namespace, settings), chunk_bytes, engine_id, settings.weights_version)
+    log = EventLog(events)
+    with ExitStack() as undo:
+        pool = undo.enter_context(_pool(settings.primary, chunk_bytes))
+        levels: list[Level] = []
+        for place, tier_settings in enumerate(settings.secondary, 1):
+            tier = wrap(tier_settings.name, _open(tier_settings, context, f"tiers[{place}]"))
+            undo.callback(tier.close)
+            residency = _residency(tier_settings, tier, chunk_bytes, f"tiers[{place}]")
+            lane = ThreadLane(tier_settings.name, tier, pool.slot, tier_settings.concurrency)
+            undo.callback(lane.close, 1.0)
+            levels.append(Level(place - 1, tier_settings, tier, residency, lane, chunk_bytes))
+        undo.pop_all()
+    return SecondaryTierManager(
+        pool,
+        _primary(settings.primary, pool, log),
+        Chain(levels, log),
+        log,
+        reset_scope=settings.reset_scope,
+        log_every=settings.log_every,
+        clock=clock,
+    )
+
+
+def _within(namespace: Namespace, settings: StackSettings) -> Namespace:
+    """The engine's identity, and in it the stack's tenant."""
+    if not settings.namespace:
+        return namespace
+    return Namespace.of(**dict(namespace.fields), tenant=settings.namespace)
+
+
+def _pool(settings: PrimarySettings, chunk_bytes: int) -> HostPool:
+    slots = slots_for(settings.capacity, chunk_bytes)
+    if slots < _FEWEST_CHUNKS:
+        raise ConfigError(
+            f"tiers[0].capacity: {format_size(settings.capacity)} holds {slots} chunks of "
+            f"{format_size(chunk_bytes)}; at least {_FEWEST_CHUNKS} are needed"
+        )
+    return HostPool(slots, chunk_bytes)
+
+
+def _open(settings: SecondarySettings, context: OpenContext, where: str) -> Tier:
+    if not isinstance(settings, TierSettings):
+        raise ConfigError(f"{where}.type: {settings.type!r} has settings that open no tier")
+    return settings.open(context)
+
+
+def _residency(settings: SecondarySettings, tier: Tier, chunk_bytes: int, where: str) -> Residency:
+    if tier.capabilities.shared:
+        raise ConfigError(
+            f"{where}.type: {settings.type!r} is shared between engines; not served yet by this version"
+        )
+    capacity = tier.usage().capacity
+    fits = capacity // tier.footprint(chunk_bytes) if capacity is not None else None
+    if fits is not None and fits < _FEWEST_CHUNKS:
+        raise ConfigError(
+            f"{where}.capacity: {format_size(capacity or 0)} holds {fits} chunks of "
+            f"{format_size(tier.footprint(chunk_bytes))}; at least {_FEWEST_CHUNKS} are needed"
+        )
+    policy = _policy(getattr(settings, "eviction", None) or "lru", fits or 0)
+    residency = Residency(tier.footprint, capacity, policy)
+    residency.load(tier.entries())
+    return residency
+
+
+def _primary(settings: PrimarySettings, pool: HostPool, events: EventLog) -> Primary:
+    slots = SlotTable(pool.slots, _policy(settings.eviction, pool.slots))
+    stats = TierStats(settings.name, settings.type, capacity=pool.slots * pool.slot_bytes)
+    return Primary(slots, stats, pool.slot_bytes, events)
+
+
+def _policy(name: str, capacity: int) -> EvictionPolicy:
+    policy: EvictionPolicy = resolve(EVICTION, name)(capacity)
+    return policy
