@@ -7,37 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvcascade.configs.units import parse_size
 from kvcascade.errors import ConfigError
+
+from .options import SIZE
 
 if TYPE_CHECKING:
     from kvcascade.configs import StackSettings
     from kvcascade.replay.playback import Playback
     from kvcascade.replay.trace import Trace
 
-INTERRUPTED = 130
-
-
-class _ChunkBytes(click.ParamType[int]):
-    name = "size"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            size = parse_size(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if size < 1:
-            self.fail("a chunk has at least one byte", param, ctx)
-        return size
-
-
+_INTERRUPTED = 130
 _COUNT = click.IntRange(min=1)
 
 
 @click.command
 @click.argument("trace", required=False)
 @click.option("--stack", metavar="STACK.yaml", help="The stack: a file, or the name of one that is installed.")
-@click.option("--chunk-bytes", type=_ChunkBytes(), default="64KiB", show_default=True, help="Bytes of a chunk.")
+@click.option("--chunk-bytes", type=SIZE, default="64KiB", show_default=True, help="Bytes of a chunk.")
 @click.option("--limit", type=_COUNT, help="Play only the first so many requests.")
 @click.option("--concurrency", type=_COUNT, default=1, show_default=True, help="Requests active at a time.")
 @click.option(
@@ -93,7 +79,7 @@ def replay(
         raise ConfigError(
             "which stack? Give --stack STACK.yaml, or the name of one that is installed: --stack embedded"
         )
-    how = Playback(chunk_bytes, limit, concurrency, gpu_chunks, progress)
+    how = Playback(chunk_bytes, limit=limit, concurrency=concurrency, gpu_chunks=gpu_chunks, progress=progress)
     _play(Trace(trace, skip_bad), _load(stack), how, as_json, plot_path)
 
 
@@ -114,10 +100,7 @@ def _play(
 
     if plot_path:
         check_plot(plot_path)
-    try:
-        report = play(trace, settings, how)
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+    report = play(trace, settings, how)
     if as_json:
         click.echo(json.dumps(to_json(report), indent=2))
     else:
@@ -126,7 +109,7 @@ def _play(
         plot(report, plot_path)
         click.echo(f"plot: {plot_path}", err=as_json)
     if report.interrupted:
-        raise SystemExit(INTERRUPTED)
+        raise SystemExit(_INTERRUPTED)
 
 
 def _compare(

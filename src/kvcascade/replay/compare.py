@@ -13,6 +13,7 @@ from kvcascade.configs.registry import nearest
 from kvcascade.configs.units import format_size, parse_size
 from kvcascade.errors import ConfigError
 from kvcascade.tiers.base import TierSettings
+from kvcascade.tiers.host import HostSettings
 
 from .simulate import POLICIES, HitCount, Prompt, StackHits, lru, simulate_stack
 
@@ -107,9 +108,9 @@ def sizes_of(settings: StackSettings, chunk_bytes: int) -> list[TierSize]:
     Raises:
         ConfigError: a tier holds no chunk.
     """
-    sizes = [TierSize(settings.primary.name, settings.primary.capacity // chunk_bytes)]
-    for tier in settings.secondary:
-        chunks = tier.probe(chunk_bytes).chunks if isinstance(tier, TierSettings) else None
+    sizes = []
+    for tier in settings.tiers:
+        chunks = tier.probe(chunk_bytes).chunks if isinstance(tier, HostSettings | TierSettings) else None
         sizes.append(TierSize(tier.name, chunks))
     for name, chunks in sizes:
         if chunks is not None and chunks < 1:

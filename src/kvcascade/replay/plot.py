@@ -63,7 +63,7 @@ def _draw_rates(axes: "Axes", report: Report) -> None:
     axes.stackplot(
         places, layers, labels=labels, colors=[_COLOURS[place % len(_COLOURS)] for place in shown], alpha=0.85
     )
-    whole = [100 * sum(now.hits) / now.chunks for _, now in windows]
+    whole = [100 * sum(now.hits) / max(1, now.chunks) for _, now in windows]
     axes.plot(places, whole, color="black", linewidth=1.3, label="since the start")
     axes.set_ylabel("chunks found (% of all asked for)")
     axes.set_ylim(0, None)
@@ -85,12 +85,12 @@ def _draw_usage(axes: "Axes", report: Report) -> None:
     axes.set_ylabel("used (% of capacity)")
     axes.set_ylim(0, 105)
     axes.set_xlabel("requests played")
-    axes.set_xlim(0, max(places, default=1))
+    axes.set_xlim(0, max(1, report.tally.requests))
     _finish(axes)
 
 
 def _finish(axes: "Axes") -> None:
     axes.grid(alpha=0.3)
-    axes.legend(loc="upper left", framealpha=0.9)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, reverse=True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

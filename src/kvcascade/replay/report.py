@@ -139,7 +139,8 @@ def _sections(report: Report) -> list[list[_Row]]:
         [
             ("evicted chunks", lambda tier: f"{tier.evictions:,}"),
             ("chunks held", lambda tier: f"{tier.chunks:,}"),
-            ("used", _used),
+            ("bytes held", _held),
+            ("capacity", lambda tier: "no bound" if tier.capacity is None else format_size(tier.capacity)),
         ],
         _troubles(report),
     ]
@@ -185,7 +186,6 @@ def _speed(nbytes: int, latency: Histogram) -> str:
     return f"{nbytes / latency.total / 1e9:.2f} GB/s" if nbytes and latency.total else "-"
 
 
-def _used(tier: TierStats) -> str:
-    if tier.capacity is None:
-        return format_size(tier.bytes)
-    return f"{format_size(tier.bytes)} of {format_size(tier.capacity)} ({_share(tier.bytes, tier.capacity):.0%})"
+def _held(tier: TierStats) -> str:
+    full = "" if tier.capacity is None else f" ({_share(tier.bytes, tier.capacity):.0%})"
+    return format_size(tier.bytes) + full

@@ -123,6 +123,7 @@ class Player:
         keys = [key_of(each) for each in request.hash_ids]
         self._manager.on_new_request(ctx)
         resident = self._gpu.prefix(request.hash_ids)
+        self._manager.touch(keys[:resident], ctx)
         hits = yield from self._match(keys, resident, ctx)
         yield from self._load(keys[resident : resident + hits], ctx)
         # What the GPU holds is offered too: the stack may have evicted it since.

@@ -1,0 +1,66 @@
+"""What `make run` shows: a part of a real trace through host memory and disk, and the disk after a restart."""
+
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from kvcascade.configs import load_stack
+from kvcascade.configs.units import format_size
+from kvcascade.errors import KVCascadeError
+
+from .playback import Playback, replay
+from .plot import check_plot, plot
+from .report import render
+from .trace import Trace
+
+_HOST = 128 << 20
+_DISK = 768 << 20
+_CHUNK = 32 << 10
+_REQUESTS = 2500
+"""With these about 45,000 chunks are written: 1.5 GiB."""
+_AGAIN = 250
+"""Requests that are played again after the restart; their chunks are still on disk."""
+
+
+def main() -> int:
+    """Runs the demo; returns the exit code."""
+    console = Console()
+    picture = Path("kvcascade-demo.png").resolve()
+    try:
+        check_plot(picture)
+        with TemporaryDirectory(prefix="kvcascade-demo-") as folder:
+            return _show(folder, picture, console)
+    except KVCascadeError as error:
+        console.print(f"error: {error}", style="red", highlight=False, markup=False)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _show(folder: str, picture: Path, console: Console) -> int:
+    os.environ.update(KVCASCADE_DIR=folder, KVCASCADE_HOST=str(_HOST), KVCASCADE_DISK=str(_DISK))
+    stack, trace = load_stack("embedded"), Trace("conversation")
+    console.print(
+        f"The first {_REQUESTS:,} requests of a real conversation trace, chunks of {format_size(_CHUNK)}, through "
+        f"configs/embedded.yaml: {format_size(_HOST)} of host memory, {format_size(_DISK)} of disk in {folder}."
+    )
+    report = replay(trace, stack, Playback(_CHUNK, limit=_REQUESTS))
+    render(report, console)
+    plot(report, picture)
+    console.print(f"Plot: {picture}", soft_wrap=True)
+    if report.interrupted:
+        return 130
+    again = replay(trace, stack, Playback(_CHUNK, skip=_REQUESTS - _AGAIN, limit=_AGAIN))
+    tally = again.tally
+    console.print(
+        f"[bold]After a restart[/bold] on the same folder the last {tally.requests:,} requests came again: "
+        f"{tally.hit_rate:.1%} of their chunks were found, {tally.loaded:,} compared, 0 wrong bytes."
+    )
+    return 130 if again.interrupted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from kvcascade.configs import parse_stack
+from kvcascade.errors import ConfigError
+from kvcascade.replay.compare import (
+    TierSize,
+    compare,
+    comparison_json,
+    parse_capacities,
+    parse_policies,
+    render_comparison,
+    sizes_of,
+)
+
+PROMPTS = [(1, 2), (3, 4), (1, 2), (3,)]
+
+
+def comparison(capacities="50%,1,64KiB", policies="lru,optimal", tiers=()):
+    return compare("some", PROMPTS, parse_policies(policies), parse_capacities(capacities, 65536), list(tiers))
+
+
+def test_capacities_are_shares_chunks_or_sizes():
+    assert [row.chunks for row in comparison("50%,37.5 %,3,128KiB").rows] == [2, 1, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Allowed: a share of the distinct chunks"),
+        ("5%,lots", "--capacity 'lots'"),
+        ("5GiX", r"unknown unit 'GiX'.*Allowed: a share"),
+        ("-5", "--capacity '-5'"),
+        ("0", "--capacity 0: is less than one chunk"),
+        ("20%", "--capacity 20%: is less than one chunk"),
+        ("1KiB", "--capacity 1KiB: is less than one chunk"),
+    ],
+)
+def test_other_capacities_are_refused_with_what_is_allowed(text, said):
+    with pytest.raises(ConfigError, match=said):
+        comparison(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("arc", "arc: is not served yet by this version; allowed: lru, optimal"),
+        ("lru,s3fifo", "s3fifo: is not served yet"),
+        ("optimum", r"unknown policy 'optimum' \(did you mean 'optimal'\?\); allowed: lru, optimal"),
+        ("", "unknown policy ''"),
+    ],
+)
+def test_unknown_policies_are_refused_with_the_nearest(text, said):
+    with pytest.raises(ConfigError, match=said):
+        parse_policies(text)
+
+
+def test_the_comparison_as_data():
+    data = comparison("2", tiers=[TierSize("host", 2), TierSize("disk", None)])
+    assert comparison_json(data) == {
+        "trace": "some",
+        "requests": 4,
+        "chunks": 7,
+        "distinct_chunks": 4,
+        "infinite": round(3 / 7, 6),
+        "capacities": [{"capacity": "2", "chunks": 2, "hit_rate": {"lru": 0.0, "optimal": round(2 / 7, 6)}}],
+        "stack": {
+            "hit_rate": round(3 / 7, 6),
+            "tiers": [{"name": "host", "chunks": 2, "hits": 0}, {"name": "disk", "chunks": None, "hits": 3}],
+        },
+    }
+    assert comparison_json(comparison())["stack"] is None
+
+
+def test_the_comparison_as_a_table():
+    out = io.StringIO()
+    render_comparison(
+        comparison("2", tiers=[TierSize("host", 2), TierSize("disk", None)]), Console(file=out, width=80)
+    )
+    for shown in (
+        "optimal",
+        "0.2857",
+        "infinite",
+        "0.4286",
+        "no bound",
+        "whole stack",
+        "7 chunks, 4 of them distinct",
+    ):
+        assert shown in out.getvalue()
+
+
+def test_the_sizes_of_a_stack_are_those_its_tiers_give(tmp_path):
+    stack = parse_stack(
+        {
+            "version": 1,
+            "tiers": [
+                {"type": "host", "capacity": "1MiB"},
+                {"type": "memory", "name": "bounded", "capacity": "2MiB"},
+                {"type": "memory", "name": "endless"},
+            ],
+        }
+    )
+    host, bounded, endless = sizes_of(stack, 65536)
+    # The pool's own header takes a slot's room.
+    assert (host, bounded, endless) == (("host", 15), ("bounded", 32), ("endless", None))
+    with pytest.raises(ConfigError, match="the tier 'host' holds no chunk of 1 MiB"):
+        sizes_of(stack, 1 << 20)
