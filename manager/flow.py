@@ -26,6 +26,8 @@ class Cascade:
         self._chain = chain
         slots = self._slots.capacity
         self._shares = {level: max(1, int(level.settings.queue * slots)) for level in chain.levels}
+        self._pinned: dict[int, int] = {}
+        """Slot -> how many stores wait to read it, or do."""
 
     def store(self, keys: Sequence[Key], owner: str, now: float) -> None:
         """These keys, just readable in primary, go to each tier that receives `through`."""
@@ -50,12 +52,15 @@ class Cascade:
         if report.ended:
             for slot in report.job.slots:
                 self._slots.unpin(slot)
+                self._pinned[slot] -= 1
+                if not self._pinned[slot]:
+                    del self._pinned[slot]
 
     def _submit(self, level: Level, keys: Sequence[Key], owner: str, now: float) -> None:
         new = [keys[place] for place in level.residency.absent(keys)]
-        room = self._room(level) if level.up else 0
+        room = self._room(level, new)
         self._shed(level, new[room:])
-        for start in range(0, min(room, len(new)), level.job_chunks):
+        for start in range(0, room, level.job_chunks):
             self._submit_job(level, new[start : min(room, start + level.job_chunks)], owner, now)
 
     def _submit_job(self, level: Level, keys: Sequence[Key], owner: str, now: float) -> None:
@@ -69,12 +74,21 @@ class Cascade:
         slots = [self._slots.find(key) for key in admitted]
         for slot in slots:
             self._slots.pin(slot)
+            self._pinned[slot] = self._pinned.get(slot, 0) + 1
         deadline = now + level.settings.deadline
         level.submit(Job(JobKind.WRITE, admitted, slots, admission.victims, owner, deadline))
 
-    def _room(self, level: Level) -> int:
-        pinned = sum(other.pinned for other in self._chain.levels)
-        return max(0, min(self._shares[level] - level.pinned, self._slots.capacity // 2 - pinned))
+    def _room(self, level: Level, keys: Sequence[Key]) -> int:
+        """How many leading keys may wait for this tier now. A slot that waits for several tiers counts once."""
+        if not level.up:
+            return 0
+        share = self._shares[level] - level.pinned
+        left = self._slots.capacity // 2 - len(self._pinned)
+        for place, key in enumerate(keys):
+            left -= self._slots.find(key) not in self._pinned
+            if place >= share or left < 0:
+                return place
+        return len(keys)
 
     def _shed(self, level: Level, keys: Iterable[Key]) -> None:
         reason = MissReason.SHED if level.up else MissReason.TIER_DOWN
@@ -243,10 +257,14 @@ class Promotion:
         self._slots.unpin(slot)
 
     def _turn_down(self, key: Key, waiters: Iterable[Request], reason: MissReason) -> None:
+        """The read has failed: a MISS for those who waited, but where the tier has turned out not to hold the chunk
+        and one below it does."""
+        elsewhere = reason in (MissReason.EVICTED, MissReason.CORRUPT) and self._chain.find(key)
         for request in waiters:
             request.promoting -= 1
-            request.turned_down[key] = reason
             request.sources.pop(key, None)
+            if not elsewhere:
+                request.turned_down[key] = reason
 
 
 def _reason(outcome: Outcome, late: bool) -> MissReason:

@@ -232,6 +232,11 @@ class SecondaryTierManager:
         a finished request whose stores have not completed."""
         return self._chain.awaited or self._requests.storing_after_finish
 
+    @property
+    def requests_known(self) -> int:
+        """Requests of which something is kept: those that run, and those that have not had their last event."""
+        return len(self._requests)
+
     def take_events(self) -> list[Event]:
         """What tiers have come to hold and lost since the last call."""
         return self._events.take()

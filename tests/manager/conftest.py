@@ -1,0 +1,87 @@
+"""Stacks for the manager's tests: small pools, tiers that can be gated and made to fail, a clock of their own."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvcascade.configs import parse_stack
+from kvcascade.manager import SecondaryTierManager
+from kvcascade.stack import build
+from kvcascade.testing import FaultTier, GateTier, forbid_io
+from kvcascade.testing.driver import Driver, ManualClock
+from kvcascade.tiers import Tier
+from kvcascade.types import Namespace
+
+CHUNK = 512
+STRIDE = 4096
+
+
+class Stack(Driver):
+    """A manager over a pool of `slots` and gated, faulty memory tiers."""
+
+    def __init__(self, slots: int, tiers: int, **options: Any) -> None:
+        self.clock = ManualClock()
+        self.gates: list[GateTier] = []
+        self.faults: list[FaultTier] = []
+        settings = parse_stack(
+            {
+                "version": 1,
+                "log_every": "0s",
+                "tiers": [
+                    {"type": "host", "capacity": (slots + 1) * STRIDE},
+                    *(
+                        {"type": "memory", "name": f"t{place}", "capacity": 1 << 20, "queue": 1.0} | options
+                        for place in range(tiers)
+                    ),
+                ],
+            }
+        )
+        namespace = Namespace.of(model="test")
+        super().__init__(build(settings, namespace, CHUNK, events=True, clock=self.clock, wrap=self._wrap))
+        for slot in range(slots):
+            self.manager.pool.slot(slot)[:] = b"\xaa" * CHUNK
+
+    def _wrap(self, name: str, tier: Tier) -> Tier:
+        fault = FaultTier(tier, seed=0, rates={})
+        gate = GateTier(fault)
+        gate.open()
+        self.faults.append(fault)
+        self.gates.append(gate)
+        return gate
+
+
+@pytest.fixture
+def stack() -> Iterator[Callable[..., Stack]]:
+    """Makes a stack. Its verbs run under the guard against I/O; at the end nothing may be left over."""
+    made: list[Stack] = []
+
+    def make(slots: int = 8, tiers: int = 1, **options: Any) -> Stack:
+        made.append(Stack(slots, tiers, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for gate in one.gates:
+            gate.open()
+        one.check_at_rest()
+        one.manager.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _scheduler_does_no_io(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every verb that may not wait runs under `forbid_io`."""
+    waits = {"reset_cache", "shutdown", "get_stats"}
+    verbs = [name for name in vars(SecondaryTierManager) if not name.startswith("_") and name not in waits]
+    for name in verbs:
+        verb = getattr(SecondaryTierManager, name)
+        if callable(verb):
+            monkeypatch.setattr(SecondaryTierManager, name, _guarded(verb))
+
+
+def _guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        with forbid_io():
+            return verb(*arguments, **named)
+
+    return call
