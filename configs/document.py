@@ -19,6 +19,8 @@ __all__ = ["Document", "KeyPath", "Problem", "key_text", "read_mapping", "read_y
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _KINDS}
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)(e[-+]?[0-9]+)?|[-+]?\.inf|\.nan")
@@ -106,7 +108,7 @@ class _Nodes:
             self._document.complain(path, "an alias (*name) can't be used here; write the value out")
             return None
         self._seen.add(id(node))
-        if not node.tag.startswith("tag:yaml.org,2002:"):
+        if node.tag not in _TAGS:
             self._document.complain(
                 path, "a tag (!name) can't be used here; put a text that begins with ! in quotes"
             )

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from kvcascade.errors import ConfigError
 
 from .document import Document, KeyPath, Problem, read_mapping, read_yaml
-from .masking import MASK, is_secret_name, mask
+from .masking import masked
 from .problems import explain, show
 from .registry import TIERS, known, nearest, resolve
 from .schema import Settings, StackSettings, TierBase
@@ -48,7 +48,11 @@ def parse_stack(data: Mapping[str, Any] | str, source: str = "<dict>") -> StackS
 
 def resolved(settings: StackSettings) -> str:
     """The stack as YAML, every default spelled out, without secrets."""
-    return yaml.safe_dump(_masked(settings.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
+    data = settings.model_dump(mode="json")
+    for tier in data["tiers"]:
+        if tier.get("capacity", 0) is None:
+            tier.pop("eviction", None)  # nothing is evicted there
+    return yaml.safe_dump(masked(data), sort_keys=False, allow_unicode=True)
 
 
 def shipped() -> dict[str, Path]:
@@ -146,13 +150,3 @@ def _take_as_text(document: Document, error: ValidationError, data: dict[str, An
         holder[last] = text
         changed = True
     return changed
-
-
-def _masked(value: Any, key: str = "") -> Any:
-    if isinstance(value, dict):
-        return {name: _masked(item, name) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_masked(item, key) for item in value]
-    if isinstance(value, str):
-        return MASK if value and is_secret_name(key) else mask(value)
-    return value

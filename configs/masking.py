@@ -1,10 +1,11 @@
 """Tells secrets from other settings, so that none is kept in a file or shown to anyone."""
 
 import re
+from typing import Any
 
-__all__ = ["MASK", "is_secret_name", "mask", "secret_in_url"]
+__all__ = ["is_secret_name", "mask", "masked", "secret_in_url"]
 
-MASK = "**********"
+_MASK = "**********"
 
 _ENDINGS = (
     "password", "passwd", "passphrase", "secret", "token", "accesskey", "accesskeyid", "apikey", "secretkey",
@@ -27,4 +28,15 @@ def secret_in_url(text: str) -> bool:
 
 def mask(text: str) -> str:
     """The text with the passwords of its URLs masked."""
-    return _QUERY.sub(rf"\1{MASK}", _USERINFO.sub(rf"\1{MASK}", text))
+    return _QUERY.sub(rf"\1{_MASK}", _USERINFO.sub(rf"\1{_MASK}", text))
+
+
+def masked(value: Any, key: str = "") -> Any:
+    """The value of a setting for showing: texts whose key names a secret and the passwords of URLs are masked."""
+    if isinstance(value, dict):
+        return {name: masked(item, str(name)) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(masked(item, key) for item in value)
+    if isinstance(value, str):
+        return _MASK if value and is_secret_name(key) else mask(value)
+    return value

@@ -100,7 +100,11 @@ def _describe(path: KeyPath, details: list[ErrorDetails], model: type[BaseModel]
         wanted += "; put it in quotes"
     if kind == "literal_error" and isinstance(value, str):
         wanted += nearest(value, re.findall(r"'([^']*)'", wanted))
-    return wanted if show(value) in wanted else f"{show(value)}: {wanted}"
+    if kind == "value_error" and isinstance(value, dict | list):
+        return wanted
+    shown = show(value)
+    named = wanted.startswith(f"{shown} ") or (isinstance(value, str) and value and shown in wanted)
+    return wanted if named else f"{shown}: {wanted}"
 
 
 def _wanted(detail: ErrorDetails) -> str:

@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from kvcascade.errors import ConfigError
 
-from .masking import mask
+from .masking import masked
 from .registry import EVICTION, resolve
 from .units import Duration, Size
 
@@ -32,6 +32,7 @@ __all__ = [
     "CONTRADICTION",
     "BoundedSettings",
     "BreakerSettings",
+    "EvictionName",
     "PrimarySettings",
     "PromoteAfter",
     "SecondarySettings",
@@ -55,7 +56,7 @@ def _name(name: str) -> str:
 
 
 TierName = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME}$"})]
-Fraction = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 NonZeroSize = Annotated[Size, Field(gt=0)]
 NonZeroDuration = Annotated[Duration, Field(gt=0)]
 
@@ -66,6 +67,10 @@ def _policy(name: str) -> str:
     except ConfigError as error:
         raise ValueError(str(error)) from error
     return name
+
+
+EvictionName = Annotated[str, AfterValidator(_policy)]
+"""The name of an eviction policy that is installed, by entry point."""
 
 
 class Settings(BaseModel):
@@ -87,7 +92,7 @@ class Settings(BaseModel):
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            yield name, mask(value) if isinstance(value, str) else value
+            yield name, masked(value, name or "")
 
 
 class TierBase(Settings):
@@ -143,7 +148,7 @@ class PrimarySettings(TierBase):
 
     capacity: NonZeroSize
     """Bytes of the pool, per engine, all ranks together."""
-    eviction: Annotated[str, Field(description="an eviction policy, by entry point")] = "lru"
+    eviction: EvictionName = "lru"
     watermarks: Watermarks = Watermarks()
     staging: Size = 64 << 20
     pin: Literal["auto"] | bool = "auto"
@@ -155,8 +160,6 @@ class PrimarySettings(TierBase):
         "pin": "memory is page-locked by the worker of an engine",
         "hugepages": "the pool uses pages of the usual size",
     }
-
-    _known_policy = field_validator("eviction")(_policy)
 
 
 class SecondarySettings(TierBase):
@@ -190,9 +193,7 @@ class BoundedSettings(SecondarySettings):
     """A tier with a hard capacity, whose victims the manager chooses."""
 
     capacity: NonZeroSize
-    eviction: Annotated[str, Field(description="an eviction policy, by entry point")] = "lru"
-
-    _known_policy = field_validator("eviction")(_policy)
+    eviction: EvictionName = "lru"
 
 
 class StackSettings(Settings):
@@ -215,7 +216,7 @@ class StackSettings(Settings):
     @field_validator("version", mode="before")
     @classmethod
     def _readable(cls, version: Any) -> Any:
-        if version != 1:
+        if type(version) is not int or version != 1:  # True is 1, too
             raise ValueError("this release reads version 1")
         return version
 
