@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvcascade.testing import TierStateMachine
@@ -12,9 +12,7 @@ from kvcascade.tiers import OpenContext, Tier
 from kvcascade.tiers.memory import MemoryTier
 from kvcascade.types import Buffer, Key, Outcome
 
-QUICK = settings(
-    max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
 
 
 class ForgetsToCountVictims(MemoryTier):
