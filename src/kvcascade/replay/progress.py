@@ -29,12 +29,9 @@ def progress_bar(total: int, show: bool | None = None) -> Iterator[Callable[[Tal
     """
     shown = sys.stderr.isatty() if show is None else show
     columns = (
-        TextColumn("replay"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("requests, hit rate {task.fields[hit_rate]:.3f}"),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
+        TextColumn("requests, hit rate {task.fields[hit_rate]:.3f},"),
         TimeRemainingColumn(),
         TextColumn("to go"),
     )
