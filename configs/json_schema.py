@@ -4,8 +4,8 @@ from typing import Any
 
 from kvcascade.errors import ConfigError
 
-from .registry import TIERS, known, resolve
-from .schema import StackSettings
+from .registry import TIERS, known
+from .schema import StackSettings, tier_class
 
 __all__ = ["stack_schema"]
 
@@ -16,14 +16,14 @@ _SCALARS = ("integer", "number", "boolean")
 
 
 def stack_schema() -> dict[str, Any]:
-    """What a stack file may say, with all tier types that are installed here; a type that can't be imported is
-    left out. Where a number or a word is wanted, `${NAME}` fits too."""
+    """What a stack file may say, with all tier types that are installed here; a type that can't be used is left
+    out. Where a number or a word is wanted, `${NAME}` fits too."""
     stack = StackSettings.model_json_schema()
     defs: dict[str, Any] = stack.pop("$defs", {})
     branches = []
     for kind in sorted(known(TIERS)):
         try:
-            tier = resolve(TIERS, kind).model_json_schema(ref_template="#/$defs/{model}")
+            tier = tier_class(kind).model_json_schema(ref_template="#/$defs/{model}")
         except ConfigError:
             continue
         defs |= tier.pop("$defs", {})

@@ -13,8 +13,8 @@ from kvcascade.errors import ConfigError
 from .document import Document, KeyPath, Problem, read_mapping, read_yaml
 from .masking import masked
 from .problems import explain, show
-from .registry import TIERS, known, nearest, resolve
-from .schema import Settings, StackSettings, TierBase
+from .registry import TIERS, known, nearest
+from .schema import Settings, StackSettings, TierBase, tier_class
 
 __all__ = ["load_stack", "parse_stack", "resolved", "shipped"]
 
@@ -110,12 +110,9 @@ def _tier(document: Document, data: Any, place: int) -> TierBase | None:
         document.complain((*at, "type"), f"{wrong}; allowed: {', '.join(sorted(known(TIERS)))}")
         return None
     try:
-        model = resolve(TIERS, kind)
+        model = tier_class(kind)
     except ConfigError as error:
         document.complain((*at, "type"), str(error))
-        return None
-    if not (isinstance(model, type) and issubclass(model, TierBase)):
-        document.complain((*at, "type"), f"{kind!r} is declared by {known(TIERS)[kind].value}, no settings class")
         return None
     return _validate(document, model, data, at)
 

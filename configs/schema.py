@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from kvcascade.errors import ConfigError
 
 from .masking import masked
-from .registry import EVICTION, resolve
+from .registry import EVICTION, TIERS, known, resolve
 from .units import Duration, Size
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "StackSettings",
     "TierBase",
     "Watermarks",
+    "tier_class",
 ]
 
 CONTRADICTION = "contradiction"
@@ -194,6 +195,20 @@ class BoundedSettings(SecondarySettings):
 
     capacity: NonZeroSize
     eviction: EvictionName = "lru"
+
+
+def tier_class(kind: str) -> type[TierBase]:
+    """The settings class of a tier type, imported now.
+
+    Raises:
+        ConfigError: it is not installed, or can't be used.
+    """
+    found = resolve(TIERS, kind)
+    if not (isinstance(found, type) and issubclass(found, TierBase)):
+        raise ConfigError(
+            f"{kind!r} is declared by {known(TIERS)[kind].value}, which is no settings class of a tier"
+        )
+    return found
 
 
 class StackSettings(Settings):

@@ -92,8 +92,10 @@ class HostPool:
             raise ConfigError(f"{key}: {problem}")
         with ExitStack() as undo:
             try:
-                self._fd = _memory_file(name, self.nbytes)
+                self._fd = _memory_file(name)
                 undo.callback(self._close_fd)
+                if self._fd is not None:
+                    os.ftruncate(self._fd, self.nbytes)
                 self._view = memoryview(mmap.mmap(-1 if self._fd is None else self._fd, self.nbytes))
                 undo.callback(self._unmap)
                 _populate(self._view, self.nbytes)
@@ -163,16 +165,10 @@ def _shortage(nbytes: int) -> str:
     return f"{asked}, {there}: {available.bound}; give less"
 
 
-def _memory_file(name: str, nbytes: int) -> int | None:
-    if not hasattr(os, "memfd_create"):
-        return None
-    fd = os.memfd_create(f"kvcascade-{name}", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(fd, nbytes)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+def _memory_file(name: str) -> int | None:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(f"kvcascade-{name}", os.MFD_CLOEXEC)
+    return None
 
 
 def _populate(view: memoryview, nbytes: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from kvcascade.configs import StackSettings, load_stack, parse_stack, registry, resolved
+from kvcascade.configs import StackSettings, document, load_stack, parse_stack, registry, resolved
 from kvcascade.configs.load import shipped
 from kvcascade.errors import ConfigError
 
@@ -157,9 +157,11 @@ TEN_MISTAKES = {
 }
 
 
+@pytest.mark.parametrize("loader", [yaml.SafeLoader, document._LOADER])
 @pytest.mark.parametrize("name", TEN_MISTAKES)
-def test_one_mistake_gets_a_message_to_act_on(name: str) -> None:
+def test_one_mistake_gets_a_message_to_act_on(name: str, loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """LMCache/LMCache#1244, LMCache/LMCache#2854: no slip is ignored; each gets file, line, key and way out."""
+    monkeypatch.setattr(document, "_LOADER", loader)
     text, expected = TEN_MISTAKES[name]
     assert message(text) == expected.replace("{types}", types())
 
@@ -219,7 +221,7 @@ def test_a_value_that_does_not_fit_is_shown_with_what_does(settings: dict[str, A
         ("acme", "tiers[1]: 'acme': expected a mapping, beginning with: type: ..."),
         (
             {"type": "acme_odd"},
-            "tiers[1].type: 'acme_odd' is declared by acme_tier:TENANTS, no settings class",
+            "tiers[1].type: 'acme_odd' is declared by acme_tier:TENANTS, which is no settings class of a tier",
         ),
         (
             {"type": "acme_gone"},
