@@ -273,6 +273,8 @@ class TierConformance:
         assert tier.exists([key_for(1), key_for(2), key_for(3)]) == [False, True, True]
         assert _all_ok(_write(tier, [key_for(2)], victims=[key_for(2)]))
         assert _holds_all(tier, [key_for(2), key_for(3)])
+        assert _write(tier, [], victims=[key_for(2)]) == []
+        assert tier.exists([key_for(2), key_for(3)]) == [False, True]
 
     def test_the_capacity_holds_against_many_writers(self, opener: Opener) -> None:
         """Eight writers at a time, ten times what fits: never above the capacity (vllm-project/vllm#52784)."""
