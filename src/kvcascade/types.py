@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 from kvcascade.errors import TierError
 
 __all__ = [
+    "MAX_KEY_BYTES",
     "Buffer",
     "Capabilities",
     "Changes",
