@@ -57,7 +57,8 @@ def _show(folder: str, picture: Path, console: Console) -> int:
     tally = again.tally
     console.print(
         f"[bold]After a restart[/bold] on the same folder the last {tally.requests:,} requests came again: "
-        f"{tally.hit_rate:.1%} of their chunks were found, {tally.loaded:,} compared, 0 wrong bytes."
+        f"{tally.hit_rate:.1%} of their {tally.chunks:,} chunks were found, {again.tiers[1].hits:,} of them on disk; "
+        "0 wrong bytes."
     )
     return 130 if again.interrupted else 0
 
