@@ -57,7 +57,7 @@ def _show(folder: str, picture: Path, console: Console) -> int:
     tally = again.tally
     console.print(
         f"[bold]After a restart[/bold] on the same folder the last {tally.requests:,} requests came again: "
-        f"{tally.hit_rate:.1%} of their {tally.chunks:,} chunks were found, {again.tiers[1].hits:,} of them on disk; "
+        f"{tally.hit_rate:.1%} of their {tally.chunks:,} chunks were found, {again.tiers[1].hits:,} on disk; "
         "0 wrong bytes."
     )
     return 130 if again.interrupted else 0
