@@ -12,7 +12,7 @@ from kvcascade.manager import SecondaryTierManager
 from kvcascade.manager.chain import Chain
 from kvcascade.manager.events import EventLog
 from kvcascade.manager.eviction import EvictionPolicy
-from kvcascade.manager.lane import ThreadLane
+from kvcascade.manager.lane import Lane, ThreadLane
 from kvcascade.manager.level import Level
 from kvcascade.manager.primary import Primary
 from kvcascade.manager.residency import Residency
@@ -20,7 +20,7 @@ from kvcascade.manager.slots import SlotTable
 from kvcascade.manager.stats import TierStats
 from kvcascade.tiers import OpenContext, Tier, TierSettings
 from kvcascade.tiers.host import HostPool, slots_for
-from kvcascade.types import Namespace
+from kvcascade.types import Buffer, Namespace
 
 __all__ = ["build"]
 
@@ -36,6 +36,7 @@ def build(
     events: bool = False,
     clock: Callable[[], float] = time.monotonic,
     wrap: Callable[[str, Tier], Tier] = lambda name, tier: tier,
+    lane: Callable[[str, Tier, Callable[[int], Buffer], int], Lane] = ThreadLane,
 ) -> SecondaryTierManager:
     """Opens every tier of a stack and returns its manager. Use it as a context manager, or call `shutdown`.
 
@@ -46,6 +47,7 @@ def build(
         events: whether anybody takes the manager's events.
         clock: seconds; what deadlines are measured by.
         wrap: may put something in front of a tier, by its name, for tests and measurements.
+        lane: makes what runs a tier's I/O, from (name, tier, bytes of a slot, concurrency).
 
     Raises:
         ConfigError: a tier can't be opened as it is described.
@@ -62,9 +64,9 @@ def build(
             tier = wrap(tier_settings.name, _open(tier_settings, context, f"tiers[{place}]"))
             undo.callback(tier.close)
             residency = _residency(tier_settings, tier, chunk_bytes, f"tiers[{place}]")
-            lane = ThreadLane(tier_settings.name, tier, pool.slot, tier_settings.concurrency)
-            undo.callback(lane.close, 1.0)
-            levels.append(Level(place - 1, tier_settings, tier, residency, lane, chunk_bytes))
+            runner = lane(tier_settings.name, tier, pool.slot, tier_settings.concurrency)
+            undo.callback(runner.close, 1.0)
+            levels.append(Level(place - 1, tier_settings, tier, residency, runner, chunk_bytes))
         undo.pop_all()
     return SecondaryTierManager(
         pool,
