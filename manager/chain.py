@@ -108,6 +108,8 @@ class Chain:
             except TimeoutError:
                 problems[level.name] = f"did not answer within {timeout:g} s"
             self._events.removed(level.name, level.settle_void(now))
+            if not level.up:
+                problems.setdefault(level.name, "a transfer that was begun before has not ended")
         return problems
 
     def close(self, timeout: float) -> tuple[bool, list[Exception]]:

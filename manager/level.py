@@ -52,9 +52,12 @@ class Level:
         """Pins on primary's slots that its stores hold."""
         self.awaited = 0
         """Jobs of requests that have not been reported."""
+        self._running = 0
+        """Jobs that have not ended."""
         self._generation = 0
         self._missed: dict[Key, None] = {}
         self._voiding: Future[None] | None = None
+        self._stragglers = False
         self._void_again = 0.0
         self._epoch = ""
 
@@ -79,6 +82,7 @@ class Level:
 
     def submit(self, job: Job) -> None:
         job.generation = self._generation
+        self._running += 1
         if job.kind is JobKind.WRITE:
             self.pinned += len(job.keys)
         if job.owner:
@@ -94,6 +98,7 @@ class Level:
         if first:
             self._count(report)
         if report.ended:
+            self._running -= 1
             self._time(report)
             if job.kind is JobKind.WRITE:
                 self.pinned -= len(job.keys)
@@ -164,6 +169,7 @@ class Level:
     def void(self, epoch: str) -> "Future[None]":
         """Begins to make everything stored so far void, in the lane. The tier is down until `settle_void`."""
         self._epoch = epoch
+        self._stragglers = False
         self._voiding = self.lane.run(lambda: self.tier.move_to(epoch))
         self._generation += 1
         self._missed.clear()
@@ -171,14 +177,22 @@ class Level:
 
     def settle_void(self, now: float) -> list[Key]:
         """Where the voiding has ended: the tier is up again, empty; where it failed, it is tried again in a while.
-        Returns the keys that are gone."""
+        A write that was begun before may reach the tier after it was voided: the tier stays down until all such
+        have ended, and is voided once more. Returns the keys that are gone."""
         voiding = self._voiding
         if voiding is None or not voiding.done():
+            return []
+        self._stragglers = self._stragglers or self._running > 0
+        if self._running:
             return []
         if voiding.exception() is not None:
             if now >= self._void_again:
                 self._void_again = now + _VOID_AGAIN
                 self._voiding = self.lane.run(lambda: self.tier.move_to(self._epoch))
+            return []
+        if self._stragglers:
+            self._stragglers = False
+            self._voiding = self.lane.run(lambda: self.tier.move_to(self._epoch))
             return []
         self._voiding = None
         return self.residency.clear()

@@ -69,14 +69,14 @@ def stack() -> Iterator[Callable[..., Stack]]:
 
 
 @pytest.fixture(autouse=True)
-def _scheduler_does_no_io(monkeypatch: pytest.MonkeyPatch) -> None:
+def _scheduler_does_no_io(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every verb that may not wait runs under `forbid_io`."""
     waits = {"reset_cache", "shutdown", "get_stats"}
-    verbs = [name for name in vars(SecondaryTierManager) if not name.startswith("_") and name not in waits]
-    for name in verbs:
-        verb = getattr(SecondaryTierManager, name)
-        if callable(verb):
+    for name, verb in list(vars(SecondaryTierManager).items()):
+        if not name.startswith("_") and name not in waits and callable(verb):
             monkeypatch.setattr(SecondaryTierManager, name, _guarded(verb))
+    with forbid_io(thread=0):  # patches once for the whole test; no thread has this ident
+        yield
 
 
 def _guarded(verb: Callable[..., Any]) -> Callable[..., Any]:

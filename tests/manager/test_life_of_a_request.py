@@ -187,10 +187,10 @@ def test_every_chunk_stored_by_a_long_request_is_found_again(stack: Make) -> Non
     ctx = s.begin("r")
     for start in range(0, 200, 4):
         s.store(ctx, keys[start : start + 4])
-        s.step()
+        s.settle()
     for key in keys[200:]:
         s.store(ctx, [key])
-        s.step()
+        s.settle()
     s.finish(ctx)
     s.settle()
     assert s.manager.get_stats().tiers[1].chunks == 217

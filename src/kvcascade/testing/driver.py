@@ -97,7 +97,7 @@ class Driver:
         Raises:
             TimeoutError: it still is after 30 seconds.
         """
-        self._until(lambda: not (self.manager.has_pending_work() or self._queued()), "pending work does not end")
+        self.until(lambda: not (self.manager.has_pending_work() or self._queued()), "pending work does not end")
 
     def match(self, ctx: RequestContext, keys: Sequence[Key]) -> PrefixMatch:
         """Asks step by step until the prefix is decided."""
@@ -107,7 +107,7 @@ class Driver:
             found.append(self.manager.match_prefix(keys, ctx))
             return not found[-1].pending
 
-        self._until(decided, "the prefix is never decided")
+        self.until(decided, "the prefix is never decided")
         return found[-1]
 
     def lookup(self, ctx: RequestContext, key: Key) -> LookupResult:
@@ -118,7 +118,7 @@ class Driver:
             found.append(self.manager.lookup(key, ctx))
             return found[-1] in (LookupResult.HIT, LookupResult.MISS)
 
-        self._until(decided, "the lookup is never decided")
+        self.until(decided, "the lookup is never decided")
         return found[-1]
 
     def serve(self, req_id: str, keys: Sequence[Key]) -> int:
@@ -151,12 +151,17 @@ class Driver:
             - stats.misses.total(),
         }
         if any(left.values()):
-            raise AssertionError(f"left at rest: {({what: number for what, number in left.items() if number})}")
+            raise AssertionError(f"left at rest: { ({what: number for what, number in left.items() if number}) }")
 
     def _queued(self) -> int:
         return sum(tier.queue for tier in self.manager.get_stats().tiers)
 
-    def _until(self, done: Callable[[], bool], complaint: str) -> None:
+    def until(self, done: Callable[[], bool], complaint: str) -> None:
+        """Steps until `done()`.
+
+        Raises:
+            TimeoutError: it is not after 30 seconds.
+        """
         end = time.monotonic() + _HANG
         while not done():
             if time.monotonic() > end:

@@ -35,17 +35,40 @@ class IOViolation(AssertionError):
 
 
 class _Guard:
-    """What is guarded, and what was caught. An audit hook can't be removed, so that one stays for good and asks
-    here."""
+    """Who is guarded, and what was caught. An audit hook can't be removed, so that one stays for good and asks
+    here; the patches stand while any thread is guarded."""
 
     def __init__(self) -> None:
-        self.caught: dict[int, list[str]] = {}  # guarded thread -> what it did
+        self._caught: dict[int, list[str]] = {}  # guarded thread -> what it did
+        self._lock = threading.Lock()  # covers beginning and ending
+        self._patches: ExitStack | None = None
         self._hooked = False
         self._reporting = threading.local()
 
+    def begin(self, ident: int) -> bool:
+        """False where the thread is guarded already."""
+        with self._lock:
+            if ident in self._caught:
+                return False
+            if not self._hooked:
+                sys.addaudithook(self._audit)
+                self._hooked = True
+            self._patches = self._patches or _patched()
+            self._caught[ident] = []
+            return True
+
+    def end(self, ident: int) -> list[str]:
+        """What the thread was caught at."""
+        with self._lock:
+            caught = self._caught.pop(ident)
+            if self._patches is not None and not self._caught:
+                self._patches.close()
+                self._patches = None
+            return caught
+
     def check(self, what: str) -> None:
         """Notes and raises, where the calling thread is guarded."""
-        caught = self.caught.get(threading.get_ident())
+        caught = self._caught.get(threading.get_ident())
         if caught is None or getattr(self._reporting, "now", False):
             return
         self._reporting.now = True  # reading source lines for the stack is I/O of our own
@@ -56,13 +79,8 @@ class _Guard:
         caught.append(f"{what}, called from\n{stack}")
         raise IOViolation(f"I/O on a thread that must do none: {what}")
 
-    def hook(self) -> None:
-        if not self._hooked:
-            sys.addaudithook(self._audit)
-            self._hooked = True
-
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.caught and event.startswith(_EVENTS) and event not in _HARMLESS:
+        if self._caught and event.startswith(_EVENTS) and event not in _HARMLESS:
             self.check(f"{event}{arguments!r:.120}")
 
 
@@ -81,16 +99,13 @@ def forbid_io(thread: int | None = None) -> Iterator[None]:
         IOViolation: at the end, with what was done and from where.
     """
     ident = threading.get_ident() if thread is None else thread
-    if ident in _guard.caught:
+    if not _guard.begin(ident):
         yield  # inside another one, which reports
         return
-    _guard.hook()
-    with _patched():
-        _guard.caught[ident] = []
-        try:
-            yield
-        finally:
-            caught = _guard.caught.pop(ident)
+    try:
+        yield
+    finally:
+        caught = _guard.end(ident)
     if caught:
         raise IOViolation(f"{len(caught)} times I/O on a thread that must do none:\n" + "\n".join(caught))
 
@@ -103,15 +118,14 @@ class GuardTier(TierWrapper):
         return call()
 
 
-@contextmanager
-def _patched() -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, names in ((os, _OS), (socket.socket, _SOCKET), (time, ["sleep"])):
-            for name in names:
-                if hasattr(owner, name):
-                    checked = _checked(getattr(owner, name), f"{owner.__name__}.{name}")
-                    stack.enter_context(mock.patch.object(owner, name, checked))
-        yield
+def _patched() -> ExitStack:
+    stack = ExitStack()
+    for owner, names in ((os, _OS), (socket.socket, _SOCKET), (time, ["sleep"])):
+        for name in names:
+            if hasattr(owner, name):
+                checked = _checked(getattr(owner, name), f"{owner.__name__}.{name}")
+                stack.enter_context(mock.patch.object(owner, name, checked))
+    return stack
 
 
 def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
