@@ -37,12 +37,17 @@ class Problem(NamedTuple):
     def located(self, source: str) -> str:
         """One line for a person: `stack.yaml:7: tiers[1].path: ...`."""
         where = f"{source}:{self.line}" if self.line else source
-        return f"{where}: {self.path}: {self.text}" if self.path else f"{where}: {self.text}"
+        text = self.text.replace("\n", " ")
+        return f"{where}: {self.path}: {text}" if self.path else f"{where}: {text}"
 
 
 def key_text(path: KeyPath) -> str:
-    """`tiers[1].capacity`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    """`tiers[1].capacity`; a key that is no plain word stands in quotes."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{_word(part)}" for part in path).removeprefix(".")
+
+
+def _word(key: str) -> str:
+    return key if re.fullmatch(r"[\w-]+", key) else repr(key[:40])
 
 
 @dataclass
@@ -180,13 +185,13 @@ def _text(document: Document, text: str, path: KeyPath, *, typed: bool) -> Any:
 
 
 def _holds_secret(path: KeyPath) -> bool:
-    return bool(path) and is_secret_name(str(path[-1]))
+    """Whether the key is a secret's, or a list's under such a key."""
+    return next((is_secret_name(part) for part in reversed(path) if isinstance(part, str)), False)
 
 
 def _literal_secret(path: KeyPath) -> str:
-    return (
-        f"a secret must not stand in a stack; take it from the environment, {path[-1]}: ${{NAME}}, or from a file"
-    )
+    key = next(part for part in reversed(path) if isinstance(part, str))
+    return f"a secret must not stand in a stack; take it from the environment, {key}: ${{NAME}}, or from a file"
 
 
 def _scalar(text: str) -> Any:

@@ -128,7 +128,7 @@ def _validate(document: Document, model: type[_S], data: dict[str, Any], at: Key
     if _take_as_text(document, refused, data, at):
         return _validate(document, model, data, at)
     for path, text in explain(refused, model, data):
-        if path != ("tiers",) or "tiers" not in document.data:
+        if (*at, *path) != ("tiers",) or "tiers" not in document.data:  # there, but left out for its own problems
             document.complain((*at, *path), text)
     return None
 
