@@ -99,6 +99,18 @@ def test_afterwards_all_is_as_before() -> None:
     assert HERE.read_bytes()
 
 
+def test_two_threads_can_be_guarded_in_turn_or_at_once() -> None:
+    before = os.pread
+    one, two = forbid_io(), forbid_io(-1)
+    with one:
+        two.__enter__()
+    assert HERE.stat()
+    with pytest.raises(IOViolation), forbid_io(), forbid_io(), suppress(IOViolation):
+        os.pread(-1, 1, 0)
+    two.__exit__(None, None, None)
+    assert os.pread is before
+
+
 def test_a_tier_may_not_be_asked_by_a_guarded_thread() -> None:
     tier = GuardTier(MemoryTier())
     assert tier.exists([key_for(1)]) == [False]
