@@ -157,7 +157,7 @@ def test_each_tier_tells_its_own_events_after_they_happened(stack: Make) -> None
                 where[key].remove(event.tier)
             else:
                 where.setdefault(key, set()).add(event.tier)
-    assert where == dict.fromkeys(KEYS[:2], {"t0"}) | dict.fromkeys(KEYS[10:14], {"host"})
+    assert where == {key: {"t0"} for key in KEYS[:2]} | {key: {"host"} for key in KEYS[10:14]}
     assert s.manager.take_events() == []
 
 
