@@ -150,6 +150,9 @@ def _from_python(document: Document, value: Any, path: KeyPath) -> Any:
         return [_from_python(document, item, (*path, place)) for place, item in enumerate(value)]
     if isinstance(value, str):
         return _text(document, value, path, typed=False)
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        document.complain(path, "expected a number of less than 64 bits")
+        return None
     if value is None or isinstance(value, bool | int | float):
         if value is not None and _holds_secret(path):
             document.complain(path, _literal_secret(path))

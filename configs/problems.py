@@ -44,17 +44,17 @@ def explain(error: ValidationError, model: type[BaseModel], data: Any) -> Iterat
     for detail in error.errors(include_url=False):
         path, union = _locate(detail, data)
         if detail["type"] == CONTRADICTION:
-            yield from detail["ctx"]["found"]
+            yield from (((*path, *inner), text) for inner, text in detail["ctx"]["found"])
         elif union is None:
-            yield path, _describe(path, [detail], model, data)
+            yield path, mask(_describe(path, [detail], model, data))
         else:
             unions.setdefault(union, []).append((path, detail))
     for union, found in unions.items():
         inside = [(path, detail) for path, detail in found if len(path) > len(union)]
         for path, detail in inside:
-            yield path, _describe(path, [detail], model, data)
+            yield path, mask(_describe(path, [detail], model, data))
         if not inside:
-            yield union, _describe(union, [detail for _, detail in found], model, data)
+            yield union, mask(_describe(union, [detail for _, detail in found], model, data))
 
 
 def show(value: Any) -> str:

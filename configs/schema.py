@@ -45,7 +45,7 @@ __all__ = [
 
 CONTRADICTION = "contradiction"
 """The type of pydantic's error for settings that are right each, but not together: `ctx["found"]` holds a
-(key path, text) for each."""
+(key path below that of the error, text) for each."""
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 
@@ -261,10 +261,10 @@ _Found: TypeAlias = "Iterator[tuple[tuple[str | int, ...], str]]"
 
 def _misplaced(tiers: tuple[TierBase, ...]) -> _Found:
     if not isinstance(tiers[0], PrimarySettings):
-        yield ("tiers", 0, "type"), f"{tiers[0].type!r} can't be the first tier; that is of type 'host'"
+        yield (0, "type"), f"{tiers[0].type!r} can't be the first tier; that is of type 'host'"
     for place, tier in enumerate(tiers[1:], 1):
         if not isinstance(tier, SecondarySettings):
-            yield ("tiers", place, "type"), f"{tier.type!r} can only be the first tier"
+            yield (place, "type"), f"{tier.type!r} can only be the first tier"
 
 
 def _namesakes(tiers: tuple[TierBase, ...]) -> _Found:
@@ -283,5 +283,5 @@ def _sharing(tiers: tuple[TierBase, ...]) -> _Found:
     for place, tier in enumerate(tiers):
         for claim in sorted(tier.claims()):
             if claim in users:
-                yield ("tiers", place), f"uses {claim}, as tiers[{users[claim]}] does; each needs its own"
+                yield (place,), f"uses {claim}, as tiers[{users[claim]}] does; each needs its own"
             users.setdefault(claim, place)

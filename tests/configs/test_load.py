@@ -204,6 +204,7 @@ def test_one_mistake_gets_a_message_to_act_on(name: str, loader: Any, monkeypatc
         ({"deadline": "0s"}, "tiers[1].deadline: '0s': expected more than 0"),
         ({"url": b"x"}, "tiers[1].url: expected text, a number, true, false, a list or a mapping, not bytes"),
         ({"url": "x" * 200}, None),
+        ({"shelves": 10**5000}, "tiers[1].shelves: expected a number of less than 64 bits"),
         ({"ttl": "1h"}, "tiers[1].ttl: '1h': not served yet by this version; chunks stay until they are evicted"),
     ],
 )
