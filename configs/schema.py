@@ -272,7 +272,7 @@ def _namesakes(tiers: tuple[TierBase, ...]) -> _Found:
     for place, tier in enumerate(tiers):
         if tier.name in seen:
             yield (
-                ("tiers", place, "name"),
+                (place, "name"),
                 f"{tier.name!r} is the name of tiers[{seen[tier.name]}]; give another one",
             )
         seen.setdefault(tier.name, place)
