@@ -144,6 +144,11 @@ def test_ls_shows_the_other_tiers_where_one_does_not_answer(stack: Path, shelf: 
     assert "second" in done.stdout
 
 
+def test_ls_of_a_stack_that_keeps_nothing() -> None:
+    done = run("ls", "host-only")
+    assert (done.exit_code, done.stdout) == (0, "No tier of this stack keeps anything outside an engine.\n")
+
+
 # --- clear
 
 

@@ -4,6 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import click
+
 from kvcascade.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ def print_holdings(held: "Sequence[tuple[TierSettings, Sequence[Holding]]]") -> 
     """A table, one line a namespace; a tier that holds nothing gets a line too."""
     from .output import print_table
 
+    if not held:
+        click.echo("No tier of this stack keeps anything outside an engine.")
+        return
     now = time.time()
     sections = [
         [_row(tier.name, holding, now) for holding in holdings] or [(tier.name, "holds nothing", *[""] * 5)]

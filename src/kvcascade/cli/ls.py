@@ -24,7 +24,8 @@ def ls(ctx: click.Context, stack: str) -> None:
             held.append((tier, tier.holdings()))
         except TierError as error:
             failures.append(f"{tier.name}: {error}")
-    print_holdings(held)
+    if held or not failures:
+        print_holdings(held)
     for failure in failures:
         click.echo(failure, err=True)
     ctx.exit(1 if failures else 0)
