@@ -8,8 +8,7 @@ import pytest
 from kvcascade.configs import parse_stack
 from kvcascade.manager import SecondaryTierManager
 from kvcascade.stack import build
-from kvcascade.testing import FaultTier, GateTier, forbid_io
-from kvcascade.testing.driver import Driver, ManualClock
+from kvcascade.testing import Driver, FaultTier, GateTier, ManualClock, forbid_io
 from kvcascade.tiers import Tier
 from kvcascade.types import Namespace
 

@@ -92,7 +92,7 @@ def request(*ids, tokens=None):
 
 def play(requests, stack=None, **how):
     stack = stack or PlainStack()
-    player = Player(stack, Content(CHUNK), **how)
+    player = Player(stack, Content(), **how)
     player.play(requests)
     assert not stack.active
     assert not any(stack.transfers.values())
@@ -185,7 +185,7 @@ def test_a_wrong_byte_ends_the_replay_at_once():
     play([request(1, 2)], stack)
     stack.slots[1][17] ^= 4
     with pytest.raises(WrongBytesError, match="1 of 64 bytes are wrong, the first at offset 17"):
-        Player(stack, Content(CHUNK)).play([request(1, 2, 3)])
+        Player(stack, Content()).play([request(1, 2, 3)])
 
 
 def test_a_stack_that_hangs_is_said(monkeypatch):
@@ -193,11 +193,11 @@ def test_a_stack_that_hangs_is_said(monkeypatch):
     stack = PlainStack()
     stack.pending = {"0": 10**9}
     with pytest.raises(StuckError, match="request 0 waits for its lookup"):
-        Player(stack, Content(CHUNK)).play([request(1)])
+        Player(stack, Content()).play([request(1)])
     stack = PlainStack()
     stack.has_pending_work = lambda: True
     with pytest.raises(StuckError, match="has_pending_work stays true"):
-        Player(stack, Content(CHUNK)).play([request(1)])
+        Player(stack, Content()).play([request(1)])
 
 
 @pytest.mark.parametrize("actions", range(12))

@@ -97,7 +97,7 @@ def test_uses_order_the_entries() -> None:
 
 def test_a_slot_may_be_used_again_once_its_write_is_answered() -> None:
     tier = MemorySettings().open(replace(CONTEXT, chunk_bytes=512))
-    slot, target = buffer(512, fill=1), buffer(512)
+    slot, target = buffer(512, filler=1), buffer(512)
     assert tier.write([key_for(1)], [slot]) == [Outcome.OK]
     slot[:] = bytes(512)
     assert tier.read([key_for(1)], [target]) == [Outcome.OK]

@@ -70,7 +70,7 @@ def replay(trace: Trace, settings: StackSettings, how: Playback) -> Report:
 
         player = Player(
             manager,
-            Content(how.chunk_bytes),
+            Content(),
             concurrency=how.concurrency,
             gpu_chunks=how.gpu_chunks,
             stopped=stopped,

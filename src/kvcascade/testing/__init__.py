@@ -13,8 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .bytes import UNWRITTEN, buffer, bytes_for, holds, key_for
+    from .bytes import UNWRITTEN, buffer, bytes_for, fill, holds, key_for
     from .conformance import NAMESPACE, TierConformance
+    from .driver import Driver, ManualClock
     from .guard import GuardTier, IOViolation, forbid_io
     from .leaks import no_leaks
     from .state_machine import TierStateMachine
@@ -24,16 +25,19 @@ __all__ = [
     "NAMESPACE",
     "UNWRITTEN",
     "Call",
+    "Driver",
     "FaultTier",
     "GateTier",
     "GuardTier",
     "IOViolation",
     "LatencyTier",
+    "ManualClock",
     "TierConformance",
     "TierStateMachine",
     "TierWrapper",
     "buffer",
     "bytes_for",
+    "fill",
     "forbid_io",
     "holds",
     "key_for",
@@ -44,16 +48,19 @@ _HOMES = {
     "NAMESPACE": "conformance",
     "UNWRITTEN": "bytes",
     "Call": "wrappers",
+    "Driver": "driver",
     "FaultTier": "wrappers",
     "GateTier": "wrappers",
     "GuardTier": "guard",
     "IOViolation": "guard",
     "LatencyTier": "wrappers",
+    "ManualClock": "driver",
     "TierConformance": "conformance",
     "TierStateMachine": "state_machine",
     "TierWrapper": "wrappers",
     "buffer": "bytes",
     "bytes_for": "bytes",
+    "fill": "bytes",
     "forbid_io": "guard",
     "holds": "bytes",
     "key_for": "bytes",

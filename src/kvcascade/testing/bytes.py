@@ -10,7 +10,7 @@ import xxhash
 
 from kvcascade.types import Buffer, Key
 
-__all__ = ["UNWRITTEN", "buffer", "bytes_for", "holds", "key_for"]
+__all__ = ["UNWRITTEN", "buffer", "bytes_for", "fill", "holds", "key_for"]
 
 UNWRITTEN = 0xAA
 """What `buffer` fills memory with that nobody has written yet."""
@@ -32,6 +32,11 @@ def bytes_for(key: Key, nbytes: int, epoch: str = "") -> bytes:
     return bytes(_words(key, nbytes, epoch).data.cast("B")[:nbytes])
 
 
+def fill(view: Buffer, key: Key, epoch: str = "") -> None:
+    """Writes the bytes of `key` into the buffer, at its own length."""
+    np.frombuffer(view, np.uint8)[:] = _words(key, len(view), epoch).view(np.uint8)[: len(view)]
+
+
 def holds(view: Buffer | bytes | bytearray, key: Key, epoch: str = "") -> bool:
     """Whether the buffer holds exactly the bytes of `key`, at its own length. Faster than comparing with `==`,
     which is slow on a memoryview."""
@@ -40,10 +45,10 @@ def holds(view: Buffer | bytes | bytearray, key: Key, epoch: str = "") -> bool:
     return bool(np.array_equal(found, wanted))
 
 
-def buffer(nbytes: int, fill: int = UNWRITTEN) -> Buffer:
-    """A writable buffer on a page boundary, as a slot of the host pool is; never written bytes are `fill`."""
+def buffer(nbytes: int, filler: int = UNWRITTEN) -> Buffer:
+    """A writable buffer on a page boundary, as a slot of the host pool is; never written bytes are `filler`."""
     view = memoryview(mmap.mmap(-1, max(nbytes, 1)))[:nbytes]
-    view[:] = bytes([fill]) * nbytes
+    view[:] = bytes([filler]) * nbytes
     return view
 
 

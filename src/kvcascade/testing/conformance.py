@@ -165,7 +165,7 @@ class TierConformance:
         """Content-addressed: the second writer is told OK and changes nothing (kvcache-ai/Mooncake#727)."""
         key = key_for(1)
         _write(tier, [key])
-        assert tier.write([key], [buffer(4096, fill=0)]) == [Outcome.OK]
+        assert tier.write([key], [buffer(4096, filler=0)]) == [Outcome.OK]
         assert _holds_all(tier, [key])
         assert len(list(tier.entries())) == 1
 

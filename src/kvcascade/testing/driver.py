@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from kvcascade.manager import SecondaryTierManager
 from kvcascade.types import Key, LookupResult, PrefixMatch, RequestContext, StoreOffer
 
-from .bytes import bytes_for, holds
+from .bytes import fill, holds
 
 __all__ = ["Driver", "ManualClock"]
 
@@ -59,8 +59,7 @@ class Driver:
     def write(self, offer: StoreOffer) -> None:
         """Writes the granted chunks into their slots."""
         for key, slot in zip(offer.keys, offer.slots, strict=True):
-            buffer = self.manager.pool.slot(slot)
-            buffer[:] = bytes_for(key, len(buffer), self.epoch)
+            fill(self.manager.pool.slot(slot), key, self.epoch)
 
     def store(self, ctx: RequestContext, keys: Sequence[Key]) -> list[Key]:
         """Offers, writes and completes these chunks; returns those that were granted.
