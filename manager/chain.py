@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from kvcascade.errors import TierError
-from kvcascade.types import Key, MissReason, OutcomeKind
+from kvcascade.types import Key, MissReason
 
 from .events import EventLog
-from .jobs import JobKind, Report
-from .level import Level
+from .jobs import Report
+from .level import Level, Moved
 
 __all__ = ["Chain"]
 
@@ -25,7 +24,7 @@ class Chain:
         self.levels = list(levels)
         self._events = events
         for level in self.levels:
-            level.residency.on_evicted = partial(events.removed, level.name)
+            events.stored(level.name, list(level.residency))
 
     def find(self, key: Key) -> Level | None:
         """The topmost tier that holds the key and can be asked for it."""
@@ -53,20 +52,14 @@ class Chain:
         for level in self.levels:
             self._events.removed(level.name, level.settle_void(now))
             for report in level.lane.poll(now if overdue is None else overdue):
-                level.record(report)
-                self._tell(level, report)
+                self._tell(level, level.record(report))
                 yield level, report
-            level.read_changes()
+            for moved in level.read_changes():
+                self._tell(level, moved)
 
-    def _tell(self, level: Level, report: Report) -> None:
-        if not report.ended:
-            return
-        keys = zip(report.job.keys, report.outcomes, strict=True)
-        if report.job.kind is JobKind.WRITE:
-            self._events.stored(level.name, [key for key, outcome in keys if outcome.ok])
-        else:
-            gone = (OutcomeKind.MISSING, OutcomeKind.CORRUPT)
-            self._events.removed(level.name, [key for key, outcome in keys if outcome.kind in gone])
+    def _tell(self, level: Level, moved: Moved) -> None:
+        self._events.removed(level.name, moved.went)
+        self._events.stored(level.name, moved.came)
 
     def touch(self, keys: Sequence[Key]) -> None:
         """These were used, as one prompt, head first."""

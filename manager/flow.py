@@ -243,7 +243,7 @@ class Promotion:
                     level.residency.begin_read(key)
                 slots = [self._slots.find(key) for key in part]
                 deadline = now + level.settings.deadline
-                level.submit(Job(JobKind.READ, part, slots, (), request.id, deadline))
+                level.submit(Job(JobKind.READ, part, slots, (), request.owner, deadline))
 
     def _arrive(self, slot: int, waiters: Iterable[Request], level: Level, now: float) -> None:
         self._slots.publish(slot)

@@ -1,8 +1,9 @@
 """One secondary tier as the manager sees it: its medium, its lane, what it holds, and what is counted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
+from typing import NamedTuple
 
 from kvcascade.configs.schema import SecondarySettings
 from kvcascade.tiers import Tier
@@ -13,7 +14,7 @@ from .lane import Lane
 from .residency import Residency
 from .stats import TierStats
 
-__all__ = ["Level"]
+__all__ = ["Level", "Moved"]
 
 _REMEMBERED = 1 << 16
 _JOB_BYTES = 8 << 20
@@ -26,6 +27,13 @@ _REASONS = {
     OutcomeKind.REFUSED: MissReason.REFUSED,
     OutcomeKind.FAILED: MissReason.TIER_DOWN,
 }
+
+
+class Moved(NamedTuple):
+    """Keys that a tier has come to hold, and that it has lost."""
+
+    came: Sequence[Key] = ()
+    went: Sequence[Key] = ()
 
 
 class Level:
@@ -89,8 +97,8 @@ class Level:
             self.awaited += 1
         self.lane.submit(job)
 
-    def record(self, report: Report) -> None:
-        """Counts what a job did, and brings the residency up to date with it."""
+    def record(self, report: Report) -> Moved:
+        """Counts what a job did, and brings the residency up to date with it. Returns what changed there."""
         job = report.job
         first = not (report.ended and job.expired)
         if first and job.owner:
@@ -103,27 +111,32 @@ class Level:
             if job.kind is JobKind.WRITE:
                 self.pinned -= len(job.keys)
             if job.generation == self._generation:
-                self._settle(report)
+                return self._has_read(report) if job.kind is JobKind.READ else self._has_written(report)
+        return Moved()
 
-    def _settle(self, report: Report) -> None:
-        job, residency = report.job, self.residency
-        if job.kind is JobKind.READ:
-            for key, outcome in zip(job.keys, report.outcomes, strict=True):
-                residency.end_read(key)
-                if outcome.kind in (OutcomeKind.MISSING, OutcomeKind.CORRUPT):
-                    residency.lost(key, _REASONS[outcome.kind])
-            return
-        for key, outcome in zip(job.keys, report.outcomes, strict=True):
+    def _has_read(self, report: Report) -> Moved:
+        gone = []
+        for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
+            self.residency.end_read(key)
+            lost = outcome.kind in (OutcomeKind.MISSING, OutcomeKind.CORRUPT)
+            if lost and self.residency.lost(key, _REASONS[outcome.kind]):
+                gone.append(key)
+        return Moved(went=gone)
+
+    def _has_written(self, report: Report) -> Moved:
+        new = []
+        for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
             if outcome.ok:
-                residency.written(key)
+                if self.residency.written(key):
+                    new.append(key)
                 continue
-            residency.not_written(key, _REASONS[outcome.kind])
+            self.residency.not_written(key, _REASONS[outcome.kind])
             if outcome.kind is OutcomeKind.FAILED:
                 self.miss(key)
         if report.ran:
-            residency.deleted(job.victims)
-        else:
-            residency.spared(job.victims)
+            return Moved(new, self.residency.deleted(report.job.victims))
+        self.residency.spared(report.job.victims)
+        return Moved(new)
 
     def _time(self, report: Report) -> None:
         if report.ran:
@@ -197,12 +210,11 @@ class Level:
         self._voiding = None
         return self.residency.clear()
 
-    def read_changes(self) -> None:
+    def read_changes(self) -> Iterator[Moved]:
         """Takes in what the tier's own housekeeping has found and dropped."""
         for changes in self.lane.changes():
-            for key in changes.vanished:
-                self.residency.lost(key, MissReason.EXPIRED)
-            self.residency.load(changes.appeared)
+            went = [key for key in changes.vanished if self.residency.lost(key, MissReason.EXPIRED)]
+            yield Moved(self.residency.load(changes.appeared), went)
 
     def snapshot(self) -> TierStats:
         """The counters, brought up to date."""

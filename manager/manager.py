@@ -168,7 +168,7 @@ class SecondaryTierManager:
         for key in keys:
             request = self._loader(key, ctx)
             if request is None:
-                self._slots.release_quarantined(key)
+                self._slots.release_quarantined(key, ctx.req_id)
                 continue
             self._slots.unpin(self._slots.find(key))
             request.loading -= 1
@@ -190,8 +190,8 @@ class SecondaryTierManager:
         request = self._requests.get(ctx, "prepare_store")
         request.keys.update(dict.fromkeys(keys))
         new = [key for key in dict.fromkeys(keys) if self._storable(key)]
-        victims = self._slots.victims(len(new))
-        if victims is None or any(self._slots.key(slot) in request.keys for slot in victims):
+        victims = self._slots.victims(len(new), spare=request.keys)
+        if victims is None:
             self._primary.refuse(new)
             return None
         evicted = self._primary.evict(victims)
@@ -208,10 +208,11 @@ class SecondaryTierManager:
         self._begin_step()
         stored: dict[Request, list[Key]] = {}
         for key in keys:
-            request = self._storing.pop(key, None)
-            if request is None:
-                self._slots.release_quarantined(key)
+            request = self._storing.get(key)
+            if request is None or request.id != ctx.req_id:
+                self._slots.release_quarantined(key, ctx.req_id)
                 continue
+            del self._storing[key]
             request.storing -= 1
             stored.setdefault(request, []).append(key)
         for request, ready in stored.items():
@@ -266,10 +267,12 @@ class SecondaryTierManager:
         for request in self._requests:
             self._promotion.release(request)
             request.forget_transfers()
+        copies = {key: [request.id] for key, request in self._storing.items()}
+        copies |= {key: [request.id for request in requests] for key, requests in self._loading.items()}
         self._storing.clear()
         self._loading.clear()
         self._promotion.reset()
-        self._primary.clear()
+        self._primary.clear(copies)
         for request in self._requests.ending:
             self._end_if_over(request)
         names = tuple(level.name for level in self._chain.levels)
@@ -368,7 +371,7 @@ class SecondaryTierManager:
     def _use(self, keys: Sequence[Key], request: Request) -> None:
         self._slots.touch(keys)
         self._chain.touch(keys)
-        self._cascade.again(keys, request.id, self._now)
+        self._cascade.again(keys, request.owner, self._now)
 
     def _storable(self, key: Key) -> bool:
         return self._slots.find(key) < 0 and not self._slots.quarantined(key)
@@ -382,18 +385,18 @@ class SecondaryTierManager:
                 self._slots.discard(slot)
         if success:
             self._primary.stored(keys)
-            self._cascade.store(keys, request.id, self._now)
+            self._cascade.store(keys, request.owner, self._now)
             for key in keys:
                 self._slots.unpin(self._slots.find(key))
         self._end_if_over(request)
 
     def _loader(self, key: Key, ctx: RequestContext) -> Request | None:
-        """The request whose load of this key completes: of this id, if one of it is loading the key."""
-        loaders = self._loading.get(key)
-        if not loaders:
+        """The request of this id whose load of this key completes, the earliest such."""
+        loaders = self._loading.get(key, [])
+        request = next((loader for loader in loaders if loader.id == ctx.req_id), None)
+        if request is None:
             return None
-        place = next((place for place, loader in enumerate(loaders) if loader.id == ctx.req_id), 0)
-        request = loaders.pop(place)
+        loaders.remove(request)
         if not loaders:
             del self._loading[key]
         return request
@@ -408,7 +411,7 @@ class SecondaryTierManager:
         """After its last event: counts what became of its chunks, and tells the lanes, once."""
         if request.finished and not request.storing and not request.finish_sent:
             request.finish_sent = True
-            self._chain.finish(request.id)
+            self._chain.finish(request.owner)
         if request.over and self._requests.drop(request):
             self._tally(request)
 

@@ -1,6 +1,6 @@
 """The primary tier: its slots, and what is told and counted of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 
 from kvcascade.types import Key, MissReason
@@ -57,9 +57,9 @@ class Primary:
         self.stats.read += len(keys)
         self.stats.read_bytes += len(keys) * self.chunk_bytes
 
-    def clear(self) -> None:
-        """Voids every chunk."""
-        self._events.removed(self.stats.name, self.slots.clear())
+    def clear(self, copies: Mapping[Key, list[str]]) -> None:
+        """Voids every chunk. `copies`: the requests whose copies use a key's slot, once for each."""
+        self._events.removed(self.stats.name, self.slots.clear(copies))
 
     def snapshot(self) -> TierStats:
         """The counters, brought up to date."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from enum import Enum, auto
+from itertools import count
 from typing import TypeAlias
 
 from kvcascade.errors import ProtocolError
@@ -34,6 +35,7 @@ class Request:
         "id",
         "keys",
         "loading",
+        "owner",
         "promoting",
         "sources",
         "storing",
@@ -41,8 +43,10 @@ class Request:
         "waiting_since",
     )
 
-    def __init__(self, req_id: str) -> None:
+    def __init__(self, req_id: str, owner: str) -> None:
         self.id = req_id
+        self.owner = owner
+        """Its name to the lanes: the id, or another where an earlier request of that id has not ended for them."""
         self.keys: dict[Key, None] = {}
         """Its chunks in the order in which they came up, which is prompt order."""
         self.answers: dict[Key, Answer] = {}
@@ -86,12 +90,15 @@ class RequestTable:
     def __init__(self) -> None:
         self._running: dict[str, Request] = {}
         self._ending: set[Request] = set()
+        self._again = count(2)
 
     def new(self, ctx: RequestContext) -> Request:
         """Raises `ProtocolError` where a request of this id has not finished."""
         if ctx.req_id in self._running:
             raise ProtocolError(f"on_new_request: request {ctx.req_id!r} is running already")
-        request = self._running[ctx.req_id] = Request(ctx.req_id)
+        taken = any(ending.id == ctx.req_id for ending in self._ending)
+        owner = f"{ctx.req_id}#{next(self._again)}" if taken else ctx.req_id
+        request = self._running[ctx.req_id] = Request(ctx.req_id, owner)
         return request
 
     def get(self, ctx: RequestContext, verb: str) -> Request:

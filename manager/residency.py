@@ -1,6 +1,6 @@
 """What a private tier holds, known in memory, so that a lookup is answered at once."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -48,7 +48,6 @@ class Residency:
         """READY ones."""
         self.evictions = 0
         self.ghosts = Ghosts()
-        self.on_evicted: Callable[[Sequence[Key]], None] = lambda keys: None
         self._footprint = footprint
         self._policy = policy
         self._entries: KeyMap[int] = KeyMap()
@@ -58,17 +57,24 @@ class Residency:
         self._readers: list[int] = []
         self._free: list[int] = []
 
-    def load(self, entries: Iterable[Entry]) -> None:
-        """Takes in what a tier found, the least recently used first. Known keys are left as they are."""
+    def load(self, entries: Iterable[Entry]) -> list[Key]:
+        """Takes in what a tier found, the least recently used first. Known keys are left as they are; returns the
+        others."""
+        new = []
         for entry in sorted(entries, key=lambda entry: entry.used):
             if entry.key not in self._entries:
                 self._add(entry.key, self._footprint(entry.nbytes), _State.READY)
                 self.chunks += 1
+                new.append(entry.key)
+        return new
 
     def __contains__(self, key: Key) -> bool:
         """Whether the key is readable on the tier."""
-        entry = self._entries.get(key)
-        return entry is not None and self._states[entry] == _State.READY
+        return self._state(key) == _State.READY
+
+    def __iter__(self) -> Iterator[Key]:
+        """The readable keys."""
+        return (key for key in self._entries if key in self)
 
     def why(self, key: Key) -> MissReason:
         """Why the key is not readable."""
@@ -105,18 +111,19 @@ class Residency:
                 count = min(count, max(0, free // size))
                 victims = self._fewest(victims, self.bytes + count * size - self.capacity)
         gone = [self._evict(victim) for victim in victims]
-        self.on_evicted(gone)
         for key in reversed(keys[:count]):
             self._add(key, size, _State.WRITING)
         return Admission(count, gone)
 
-    def written(self, key: Key) -> None:
-        """The write has ended well: the key is readable."""
+    def written(self, key: Key) -> bool:
+        """The write has ended well: the key is readable. False where that was not awaited."""
         entry = self._entries.get(key)
-        if entry is not None and self._states[entry] == _State.WRITING:
-            self._states[entry] = _State.READY
-            self.chunks += 1
-            self._policy.release(entry)
+        if entry is None or self._states[entry] != _State.WRITING:
+            return False
+        self._states[entry] = _State.READY
+        self.chunks += 1
+        self._policy.release(entry)
+        return True
 
     def not_written(self, key: Key, reason: MissReason) -> None:
         """The write has ended without the chunk being there."""
@@ -124,13 +131,17 @@ class Residency:
         if entry is not None and self._states[entry] == _State.WRITING:
             self._drop(entry, reason)
 
-    def deleted(self, victims: Iterable[Key]) -> None:
-        """The job that deletes these victims has ended."""
+    def deleted(self, victims: Iterable[Key]) -> list[Key]:
+        """The job that deletes these victims has ended. Returns those that are gone by that."""
+        gone = []
         for key in victims:
             entry = self._entries.get(key)
             if entry is not None and self._states[entry] == _State.LEAVING:
                 self._entries.pop(key)
                 self._give_back(entry)
+                gone.append(key)
+        self.evictions += len(gone)
+        return gone
 
     def spared(self, victims: Iterable[Key]) -> None:
         """The job that was to delete these victims never ran: they are still there."""
@@ -157,16 +168,18 @@ class Residency:
             if not self._readers[entry] and self._states[entry] == _State.READY:
                 self._policy.release(entry)
 
-    def lost(self, key: Key, reason: MissReason) -> None:
-        """The tier does not have this key after all, or not any more."""
+    def lost(self, key: Key, reason: MissReason) -> bool:
+        """The tier does not have this key after all, or not any more. False where that was known."""
         entry = self._entries.get(key)
-        if entry is not None and self._states[entry] == _State.READY:
-            self.chunks -= 1
-            self._drop(entry, reason)
+        if entry is None or self._states[entry] != _State.READY:
+            return False
+        self.chunks -= 1
+        self._drop(entry, reason)
+        return True
 
     def clear(self) -> list[Key]:
-        """Forgets everything, for the tier was emptied. Returns the keys that were readable."""
-        readable = [key for key in self._entries if key in self]
+        """Forgets everything, for the tier was emptied. Returns the keys that were there."""
+        there = [key for key in self._entries if self._state(key) != _State.WRITING]
         self._entries.clear()
         for entry, state in enumerate(self._states):
             if state in (_State.WRITING, _State.READY):
@@ -177,7 +190,11 @@ class Residency:
         self._readers.clear()
         self._free.clear()
         self.bytes = self.chunks = 0
-        return readable
+        return there
+
+    def _state(self, key: Key) -> int:
+        entry = self._entries.get(key)
+        return 0 if entry is None else self._states[entry]
 
     def _add(self, key: Key, size: int, state: _State) -> None:
         if self._free:
@@ -200,7 +217,6 @@ class Residency:
         self._states[entry] = _State.LEAVING
         self.bytes -= self._sizes[entry]
         self.chunks -= 1
-        self.evictions += 1
         self.ghosts.add(key, MissReason.EVICTED)
         return key
 

@@ -1,6 +1,6 @@
 """Primary's bookkeeping: which chunk is in which slot of the pool, and who uses it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from kvcascade.types import Key
@@ -42,6 +42,8 @@ class SlotTable:
         self._policy = policy
         self._slots: KeyMap[int] = KeyMap()
         self._quarantine: dict[Key, int] = {}
+        self._copies: dict[Key, list[str]] = {}
+        """Key in quarantine -> the requests whose copies use its slot, once for each."""
         self._keys: list[Key] = [b""] * capacity
         self._states = bytearray(capacity)
         self._pins = [0] * capacity
@@ -71,7 +73,7 @@ class SlotTable:
         return len(self._free)
 
     def quarantined(self, key: Key) -> bool:
-        """Whether a copy begun before a reset still uses the slot that this key had."""
+        """Whether something begun before a reset still uses the slot that this key had."""
         return key in self._quarantine
 
     @property
@@ -117,12 +119,24 @@ class SlotTable:
 
     # Coming and going
 
-    def victims(self, room: int) -> list[int] | None:
-        """The slots that would have to go for `room` free ones; None where there is no such room."""
+    def victims(self, room: int, spare: Container[Key] = ()) -> list[int] | None:
+        """The slots that would have to go for `room` free ones; None where there is no such room. Chunks of `spare`
+        stay; those that would have gone count as used."""
         short = room - len(self._free)
         if short <= 0:
             return []
-        found = self._policy.victims(short, self._busy)
+        spared: list[int] = []
+
+        def busy(slot: int) -> bool:
+            if self._busy(slot):
+                return True
+            if self._keys[slot] in spare:
+                spared.append(slot)
+                return True
+            return False
+
+        found = self._policy.victims(short, busy if spare else self._busy)
+        self._policy.touch(spared)
         return found if len(found) == short else None
 
     def evict(self, victims: Iterable[int]) -> list[Key]:
@@ -181,9 +195,10 @@ class SlotTable:
         elif self._hit_step[slot] != self._step:
             self._policy.release(slot)
 
-    def clear(self) -> list[Key]:
+    def clear(self, copies: Mapping[Key, list[str]]) -> list[Key]:
         """Voids every chunk. Slots that something still uses are quarantined until their last pin is released,
-        and their keys with them: they can't be stored again before. Returns the keys that were readable."""
+        and their keys with them: they can't be stored again before. `copies`: the requests whose copies use
+        a key's slot, once for each. Returns the keys that were readable."""
         void = [(key, slot) for key in self._slots if (slot := self._slots.get(key)) is not None]
         readable = [key for key, slot in void if self._states[slot] == SlotState.READY]
         for key, slot in void:
@@ -194,15 +209,19 @@ class SlotTable:
                 self.resident -= 1
             self.abandon(slot)
             self._quarantine[key] = slot
+            if key in copies:
+                self._copies[key] = copies[key]
         return readable
 
-    def release_quarantined(self, key: Key) -> bool:
-        """A copy begun before a reset has ended: releases its pin. False where there is no such copy."""
-        slot = self._quarantine.get(key)
-        if slot is None:
-            return False
-        self.unpin(slot)
-        return True
+    def release_quarantined(self, key: Key, req_id: str) -> None:
+        """A copy of this request, begun before a reset, has ended: releases its pin, where there is such a copy."""
+        copies = self._copies.get(key, [])
+        if req_id not in copies:
+            return
+        copies.remove(req_id)
+        if not copies:
+            del self._copies[key]
+        self.unpin(self._quarantine[key])
 
     def __iter__(self) -> Iterator[Key]:
         """The readable keys."""

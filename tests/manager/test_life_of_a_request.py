@@ -49,7 +49,8 @@ def test_keys_that_are_there_or_on_their_way_are_not_granted_again(stack: Make) 
     offer = s.manager.prepare_store([*KEYS[:4], KEYS[3]], second)
     assert offer is not None and offer.keys == [KEYS[3]]
     s.write(offer)
-    s.manager.complete_store(KEYS[2:4], second)
+    s.manager.complete_store(KEYS[2:3], first)
+    s.manager.complete_store(KEYS[3:4], second)
     s.finish(first)
     s.finish(second)
 

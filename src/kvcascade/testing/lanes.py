@@ -48,6 +48,7 @@ class ManualLane:
         self._reports: deque[Report] = deque()
         self._changes: list[Changes] = []
         self._actions: deque[tuple[Callable[[], None], Future[None]]] = deque()
+        self.finishes = 0
         self._finished: set[str] = set()
         self._closed = False
 
@@ -79,6 +80,7 @@ class ManualLane:
     def finish(self, owner: str) -> None:
         assert owner not in self._finished, f"{owner!r} was finished twice"
         self._finished.add(owner)
+        self.finishes += 1
 
     def poll(self, now: float) -> list[Report]:
         reports = list(self._reports)
@@ -119,6 +121,10 @@ class ManualLane:
         return self.wait(timeout)
 
     # The test's side
+
+    def begin(self, owner: str) -> None:
+        """A request begins; an earlier one may have had its id."""
+        self._finished.discard(owner)
 
     @property
     def moves(self) -> int:

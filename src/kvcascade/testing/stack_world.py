@@ -1,0 +1,497 @@
+"""An engine at play with a stack, beside a plain model of what the manager may answer."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvcascade.configs.schema import StackSettings
+from kvcascade.manager.jobs import Job, JobKind
+from kvcascade.stack import build
+from kvcascade.tiers import Tier
+from kvcascade.tiers.host import HostSettings
+from kvcascade.tiers.memory import MemorySettings
+from kvcascade.types import Buffer, Key, LookupResult, Namespace, RequestContext
+
+from .bytes import UNWRITTEN, bytes_for, holds, key_for
+from .driver import ManualClock
+from .lanes import ManualLane
+from .wrappers import FaultTier
+
+__all__ = ["PROMPTS", "Copy", "Shape", "StackWorld"]
+
+CHUNK = 64
+_STRIDE = 4096
+_TREE = ((0, 1, 2, 3), (0, 1, 2, 4, 5), (0, 1, 6), (0, 7, 8, 9, 10, 11), (12, 13, 14, 15), (12, 16))
+PROMPTS = tuple(tuple(map(key_for, path)) for path in _TREE)
+"""Prompts that share prefixes, as keys."""
+
+
+@dataclass(eq=False)
+class Copy:
+    """A copy between the engine and the pool, granted and not completed."""
+
+    ctx: RequestContext
+    keys: list[Key]
+    slots: list[int]
+    epoch: str
+    void: bool = False
+    """A reset came since."""
+    written: bool = False
+    """A store: whether the bytes are there."""
+
+
+@dataclass
+class Shape:
+    """What stack it is, and how bad its media are."""
+
+    slots: int = 6
+    capacities: Sequence[int] = (5,)
+    """Of each secondary tier, in chunks."""
+    queue: float = 1.0
+    concurrency: int = 2
+    seed: int = 0
+    faults: dict[str, float] = field(default_factory=dict)
+
+
+class StackWorld:
+    """Calls the verbs of a manager as an engine does, checks each answer, and everything that must hold after it.
+
+    The model: what the events say that each tier holds, and which copies and jobs use which slot. A slot that
+    nobody uses is overwritten at once, so that a use after its release shows.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.clock = ManualClock()
+        self.lanes: list[ManualLane] = []
+        self.faults: list[FaultTier] = []
+        self.epoch = "e0"
+        self.running: dict[str, RequestContext] = {}
+        self.prompts: dict[str, Sequence[Key]] = {}
+        self.hits: dict[str, dict[Key, None]] = {}
+        """What each request was told HIT in this step."""
+        self.loads: list[Copy] = []
+        self.stores: list[Copy] = []
+        self.begun = 0
+        self._finished: set[RequestContext] = set()
+        self._epochs: dict[int, str] = {}
+        self._before: dict[str, int] = {}
+        self.manager = build(
+            _settings(shape), Namespace.of(model="m"), CHUNK, events=True, clock=self.clock, wrap=self._wrap,
+            lane=self._lane,
+        )  # fmt: skip
+        self.holds: dict[str, set[Key]] = {"host": set()} | {lane.name: set() for lane in self.lanes}
+        """What each tier holds, by the events."""
+        for fault in self.faults:
+            fault.active = True
+
+    def _wrap(self, name: str, tier: Tier) -> Tier:
+        fault = FaultTier(tier, self.shape.seed, self.shape.faults)
+        fault.active = False
+        self.faults.append(fault)
+        return fault
+
+    def _lane(self, name: str, tier: Tier, slot: Callable[[int], Buffer], concurrency: int) -> ManualLane:
+        lane = ManualLane(name, tier, slot, concurrency)
+        lane.on_submit = self._submitted
+        lane.on_transfer = self._transfers
+        self.lanes.append(lane)
+        return lane
+
+    # What the engine does
+
+    def begin(self, name: str, prompt: Sequence[Key]) -> None:
+        if name in self.running:
+            return
+        self.running[name] = RequestContext(name)
+        self.prompts[name] = prompt
+        self.hits[name] = {}
+        self.begun += 1
+        for lane in self.lanes:
+            lane.begin(name)
+        self.manager.on_new_request(self.running[name])
+        self.check()
+
+    def finish(self, name: str) -> None:
+        ctx = self.running.pop(name)
+        del self.hits[name]
+        self._finished.add(ctx)
+        self.manager.on_request_finished(ctx)
+        self.check()
+
+    def lookup(self, name: str, place: int) -> None:
+        key = self.prompts[name][place % len(self.prompts[name])]
+        answer = self.manager.lookup(key, self.running[name])
+        self._take_events()
+        self._judge(name, key, answer)
+        self.check()
+
+    def match(self, name: str) -> None:
+        keys = self.prompts[name]
+        found = self.manager.match_prefix(keys, self.running[name])
+        self._take_events()
+        for key in keys[: found.hits]:
+            self._judge(name, key, LookupResult.HIT)
+        if found.hits < len(keys):
+            self._judge(name, keys[found.hits], LookupResult.HIT_PENDING if found.pending else LookupResult.MISS)
+        else:
+            assert not found.pending, "everything is HIT, and something pending"
+        self.check()
+
+    def load(self, name: str, count: int) -> None:
+        keys = list(self.hits[name])[:count]
+        slots = self.manager.prepare_load(keys, self.running[name])
+        self._take_events()
+        copy = Copy(self.running[name], keys, slots, self.epoch)
+        self._check_bytes(copy, "granted for a load")
+        self.loads.append(copy)
+        self.check()
+
+    def complete_load(self, pick: int, success: bool) -> None:
+        copy = self.loads.pop(pick % len(self.loads))
+        self._check_bytes(copy, "being loaded")
+        self.manager.complete_load(copy.keys, copy.ctx, success)
+        self.check()
+
+    def offer(self, name: str, start: int, count: int) -> None:
+        keys = list(self.prompts[name])[start : start + count]
+        room = self._room_for(name, keys)
+        offer = self.manager.prepare_store(keys, self.running[name])
+        gone = self._take_events()
+        if offer is None:
+            assert not room, "refused, although there is room"
+            return self.check()
+        assert gone["host"] == offer.evicted, "evicted is not what was removed"
+        assert set(offer.keys) == {key for key in keys if self._absent(key)}, "not the keys that are absent"
+        for slot in offer.slots:
+            assert slot not in self._used(), f"slot {slot} is granted, and in use"
+        self.stores.append(Copy(self.running[name], offer.keys, offer.slots, self.epoch))
+        for slot in offer.slots:
+            self.manager.pool.slot(slot)[:] = bytes([UNWRITTEN]) * CHUNK
+        self.check()
+
+    def write(self, pick: int) -> None:
+        copy = self.stores[pick % len(self.stores)]
+        copy.written = True
+        for key, slot in zip(copy.keys, copy.slots, strict=True):
+            self.manager.pool.slot(slot)[:] = bytes_for(key, CHUNK, copy.epoch)
+        self.check()
+
+    def complete_store(self, pick: int, success: bool) -> None:
+        copy = self.stores.pop(pick % len(self.stores))
+        success = success and copy.written
+        if copy.written:
+            self._check_bytes(copy, "stored into")
+        self.manager.complete_store(copy.keys, copy.ctx, success)
+        self._take_events()
+        for key in copy.keys:
+            if not copy.void:
+                assert (key in self.holds["host"]) == success, "complete_store and HIT are not the same event"
+        self.check()
+
+    def repeat_completion(self, pick: int, load: bool) -> None:
+        """A completion that belongs to nothing."""
+        key = [key for prompt in PROMPTS for key in prompt][pick % 20]
+        ctx = RequestContext("stranger")
+        (self.manager.complete_load if load else self.manager.complete_store)([key], ctx)
+        self.check()
+
+    def touch(self, name: str, count: int) -> None:
+        self.manager.touch(self.prompts[name][:count], self.running[name])
+        self.check()
+
+    def step(self) -> None:
+        self.manager.on_schedule_end()
+        self._take_events()
+        for hits in self.hits.values():
+            hits.clear()
+        self.check()
+        self._check_counters()
+
+    def reset(self, scope: Literal["all", "primary"], patient: bool) -> None:
+        for lane in self.lanes:
+            lane.patient = patient
+        report = self.manager.reset_cache(scope, timeout=0.0)
+        for lane in self.lanes:
+            lane.patient = True
+        self._take_events()
+        for copy in (*self.loads, *self.stores):
+            copy.void = True
+        for hits in self.hits.values():
+            hits.clear()
+        assert not self.holds["host"], "primary holds something after a reset"
+        if scope == "all":
+            self.epoch = f"e{int(self.epoch[1:]) + 1}"
+            for lane in self.lanes:
+                assert (lane.name in report.cleared) != (lane.name in report.failed), "neither cleared nor failed"
+                assert lane.name in report.failed or not self.holds[lane.name], "cleared, and holds something"
+                if patient and not self.shape.faults:
+                    assert lane.name in report.cleared, "not cleared, though nothing kept it from it"
+        self.check()
+
+    # What the media do
+
+    def advance(self, lane: int, pick: int) -> None:
+        self.lanes[lane % len(self.lanes)].advance(pick)
+        self.check()
+
+    def drain(self, lane: int) -> None:
+        self.lanes[lane % len(self.lanes)].run_all()
+        self.check()
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def switch_faults(self, active: bool) -> None:
+        for fault in self.faults:
+            fault.active = active
+
+    # The model
+
+    def _absent(self, key: Key) -> bool:
+        """Whether a store of the key may be granted. What a granted store of this call brought counts as absent."""
+        return (
+            key not in self.holds["host"]
+            and not any(key in copy.keys for copy in self.stores)
+            and not any(key in copy.keys for copy in self.loads if copy.void)
+            and not self._arriving(key)
+            and not self.manager._slots.quarantined(key)
+        )
+
+    def _arriving(self, key: Key) -> bool:
+        return any(
+            key in job.keys and job.kind is JobKind.READ and not job.expired and not job.withdrawn
+            for job in self._jobs()
+        )
+
+    def _judge(self, name: str, key: Key, answer: LookupResult) -> None:
+        if key in self.holds["host"]:
+            assert answer is LookupResult.HIT, f"{answer} for a chunk that is there"
+            self.hits[name][key] = None
+            return
+        assert answer is not LookupResult.HIT, "HIT for a chunk that is not there"
+        coming = any(key in copy.keys for copy in self.stores if not copy.void) or self._arriving(key)
+        below = any(level.up and key in self.holds[level.name] for level in self.manager._chain.levels)
+        if answer is LookupResult.HIT_PENDING:
+            assert coming or below, "HIT_PENDING for a chunk that nobody has"
+        else:
+            request = self.manager._requests._running[name]
+            leaving = any(key in job.victims for job in self._jobs())
+            excused = key in request.turned_down or self.manager._slots.quarantined(key) or leaving
+            assert excused or not (coming or below), "MISS for a chunk that is there or coming"
+
+    def _room_for(self, name: str, keys: Sequence[Key]) -> bool:
+        """Whether these can be stored now without evicting what is in use, HIT in this step, or of the request."""
+        self.manager.touch((), self.running[name])  # so that results of the lanes are in
+        self._take_events()
+        slots = self.manager._slots
+        own = self.manager._requests._running[name].keys.keys() | set(keys)
+        idle = sum(key not in own and not slots._busy(slots.find(key)) for key in self.holds["host"])
+        return sum(map(self._absent, dict.fromkeys(keys))) <= slots.free + idle
+
+    def _jobs(self) -> Iterable[Job]:
+        return [job for lane in self.lanes for job in lane.unsettled.values()]
+
+    def _used(self) -> Counter[int]:
+        """Slot -> by how many copies and jobs it is used."""
+        used = Counter(slot for copy in (*self.loads, *self.stores) for slot in copy.slots)
+        used.update(slot for job in self._jobs() for slot in job.slots)
+        return used
+
+    def _take_events(self) -> dict[str, list[Key]]:
+        gone: dict[str, list[Key]] = {name: [] for name in self.holds}
+        for event in self.manager.take_events():
+            held = self.holds[event.tier]
+            for key in event.keys:
+                assert (key in held) == event.removed, f"{event.tier}: {event} of {key.hex()[:8]} twice"
+            if event.removed:
+                held.difference_update(event.keys)
+                gone[event.tier] += event.keys
+            else:
+                held.update(event.keys)
+        return gone
+
+    def _submitted(self, job: Job) -> None:
+        self._epochs[job.id] = self.epoch
+        others = Counter(slot for other in self._jobs() if other.id != job.id for slot in other.slots)
+        if job.kind is JobKind.READ:
+            for slot in job.slots:
+                assert not others[slot], f"slot {slot} is read into, and in use by another job"
+                assert not any(slot in copy.slots for copy in (*self.loads, *self.stores)), (
+                    "read into an engine's slot"
+                )
+
+    def _transfers(self, job: Job) -> None:
+        """A medium is about to use the slots of a job."""
+        if job.kind is JobKind.WRITE:
+            for key, slot in zip(job.keys, job.slots, strict=True):
+                view = self.manager.pool.slot(slot)
+                assert holds(view, key, self._epochs[job.id]), f"slot {slot} does not hold what is written from it"
+
+    def _check_bytes(self, copy: Copy, what: str) -> None:
+        for key, slot in zip(copy.keys, copy.slots, strict=True):
+            view = self.manager.pool.slot(slot)
+            assert holds(view, key, copy.epoch), f"slot {slot}, {what}, holds other bytes: {bytes(view[:4])!r}"
+
+    # What holds after each call
+
+    def check(self) -> None:
+        self._take_events()
+        self._check_slots()
+        self._check_levels()
+        for name, hits in self.hits.items():
+            for key in hits:
+                assert key in self.holds["host"], f"{name} was told HIT in this step, and it is gone"
+        finished_stores = any(copy.ctx in self._finished for copy in self.stores if not copy.void and copy.keys)
+        pending = finished_stores or any(lane.awaited for lane in self.lanes)
+        assert self.manager.has_pending_work() == pending, f"has_pending_work is not {pending}"
+
+    def _check_slots(self) -> None:
+        slots, pool = self.manager._slots, self.manager.pool
+        expected = self._used()
+        for request in self.manager._requests:
+            expected.update(request.held)
+        for slot in range(slots.capacity):
+            assert slots.pins(slot) == expected[slot], (
+                f"slot {slot} has {slots.pins(slot)} pins, not {expected[slot]}"
+            )
+        assert slots.pinned == sum(map(bool, expected.values()))
+        assert set(slots) == self.holds["host"], "the events do not tell what primary holds"
+        assert len(set(slots._free)) == len(slots._free)
+        for slot in slots._free:
+            assert not expected[slot], f"slot {slot} is free, and in use"
+            pool.slot(slot)[:] = bytes([UNWRITTEN]) * CHUNK
+        reads = {slot for job in self._jobs() if job.kind is JobKind.READ for slot in job.slots}
+        held = {slot for request in self.manager._requests for slot in request.held}
+        assert len(reads | held) <= max(1, slots.capacity // 2), "promotions take more than half of primary"
+        writes = {slot for job in self._jobs() if job.kind is JobKind.WRITE for slot in job.slots}
+        assert len(writes) <= max(1, slots.capacity // 2), "cascades take more than half of primary"
+
+    def _check_levels(self) -> None:
+        for lane, level in zip(self.lanes, self.manager._chain.levels, strict=True):
+            writes = [job for job in lane.unsettled.values() if job.kind is JobKind.WRITE]
+            assert level.pinned == sum(len(job.keys) for job in writes)
+            assert level.pinned <= max(1, int(level.settings.queue * self.shape.slots)), "more than its share"
+            residency = level.residency
+            assert residency.capacity is None or 0 <= residency.bytes <= residency.capacity
+            ready = {key for key in residency._entries if key in residency}
+            assert residency.chunks == len(ready)
+            assert ready <= self.holds[lane.name], "readable, and no event has told of it"
+            if level.up:
+                being_deleted = {key for job in writes for key in job.victims}
+                assert self.holds[lane.name] <= ready | being_deleted, "the events tell of more than is readable"
+
+    def _check_counters(self) -> None:
+        now = dict(_counters(self.manager.get_stats()))
+        for name, before in self._before.items():
+            assert now.get(name, 0) >= before, f"{name} went from {before} to {now.get(name, 0)}"
+        self._before = now
+
+    # The end
+
+    def settle(self) -> None:
+        """Everything that was begun ends, well; then nothing may be left."""
+        while self.loads:
+            self.complete_load(0, True)
+        while self.stores:
+            self.complete_store(0, False)
+        for name in list(self.running):
+            self.finish(name)
+        self.switch_faults(False)
+        for _ in range(8):
+            for lane in self.lanes:
+                lane.run_all()
+            self.clock.advance(1.5)
+            self.step()
+        self._check_nothing_left()
+        self._check_content()
+        self._check_served()
+
+    def _check_nothing_left(self) -> None:
+        manager, stats = self.manager, self.manager.get_stats()
+        assert not manager.has_pending_work()
+        assert not manager.requests_known, "a request is kept after its last event"
+        assert stats.free_slots + stats.tiers[0].chunks == self.shape.slots, "slots are missing"
+        assert not stats.pinned_slots, "pins are left"
+        assert stats.requests == self.begun
+        ends = stats.hits + stats.unused + stats.failed + stats.misses.total()
+        assert stats.lookups == ends, "lookups without an outcome"
+        kept = (
+            manager._storing,
+            manager._loading,
+            vars(manager._promotion)["_wanted"],
+            manager._promotion._waiters,
+        )
+        assert not any(kept) and not manager._promotion._holders and manager._promotion._waiting_holder is None
+        found = manager._slots.victims(self.shape.slots)
+        assert found is not None and len(found) == stats.tiers[0].chunks, "chunks that eviction does not find"
+        for lane, level in zip(self.lanes, manager._chain.levels, strict=True):
+            assert level.up and not level.pinned and not level.awaited and not lane.unsettled
+            assert set(lane.submitted) == set(lane.reported) and max(lane.reported.values(), default=1) == 1
+            assert lane.finishes == self.begun, "finish was not told once for each request"
+            assert not any(level.residency._readers), "a reader is left"
+            assert sorted(level.residency._entries) == sorted(self.holds[lane.name])
+            found = level.residency._policy.victims(99, level.residency._busy)
+            assert len(found) == level.residency.chunks, "chunks that eviction does not find"
+
+    def _check_content(self) -> None:
+        """What the media really hold: nothing of another epoch; without faults, what the manager knows."""
+        for lane, fault in zip(self.lanes, self.faults, strict=True):
+            held = [entry.key for entry in fault.inner.entries()]
+            for key in held:
+                view = memoryview(bytearray(CHUNK))
+                assert fault.inner.read([key], [view])[0].ok
+                assert holds(view, key, self.epoch), f"{lane.name} holds a chunk of another epoch"
+            if not fault.injected:
+                assert sorted(held) == sorted(self.holds[lane.name]), f"{lane.name} holds other chunks than known"
+
+    def _check_served(self) -> None:
+        """What is there can be loaded, one request after the other."""
+        for number, key in enumerate(dict.fromkeys(key for prompt in PROMPTS for key in prompt)):
+            name = f"last-{number}"
+            there = any(key in held for held in self.holds.values())
+            sure = there and (key in self.holds["host"] or not any(fault.injected for fault in self.faults))
+            self.begin(name, [key])
+            for _ in range(3):
+                self.lookup(name, 0)
+                if self.hits[name]:
+                    break
+                self.step()
+                for lane in self.lanes:
+                    lane.run_all()
+            assert self.hits[name] or not sure, "what is there is not served"
+            if self.hits[name]:
+                self.load(name, 1)
+                self.complete_load(0, True)
+            self.finish(name)
+            self.step()
+
+    def close(self) -> None:
+        self.manager.shutdown(timeout=0.0)
+
+
+def _settings(shape: Shape) -> StackSettings:
+    tiers: list[Any] = [HostSettings(capacity=(shape.slots + 1) * _STRIDE)]
+    for place, chunks in enumerate(shape.capacities):
+        tiers.append(
+            MemorySettings(
+                name=f"t{place}",
+                capacity=chunks * CHUNK,
+                queue=shape.queue,
+                concurrency=shape.concurrency,
+                deadline="2s",
+            )
+        )
+    return StackSettings(version=1, log_every="0s", tiers=tuple(tiers))
+
+
+def _counters(stats: Any) -> Iterable[tuple[str, int]]:
+    shrinking = {"chunks", "bytes", "capacity", "queue", "up", "free_slots", "pinned_slots"}
+    for owner in (stats, *stats.tiers):
+        for name in owner.__slots__:
+            value = getattr(owner, name)
+            if name not in shrinking and isinstance(value, int):
+                yield f"{getattr(owner, 'name', 'stack')}.{name}", value
+            elif isinstance(value, Counter):
+                yield from ((f"{getattr(owner, 'name', 'stack')}.{name}.{what}", n) for what, n in value.items())
