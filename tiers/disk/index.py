@@ -175,18 +175,33 @@ class LmdbIndex:
         raws = [raw if len(raw) == _LOCATION.size else bytes(_LOCATION.size) for _, raw in pairs]
         return [bytes(key) for key, _ in pairs], np.frombuffer(b"".join(raws), _RECORD)
 
-    def recency(self) -> dict[int, float]:
+    def _recency_of_writes(self) -> dict[int, float]:
         """Unix time of the last persisted use, by the sequence number of the write."""
         with self._reading() as transaction:
             return dict(_RECENCY.iter_unpack(b"".join(transaction.cursor(self._recency).iternext(False, True))))
 
-    def rows(self) -> Iterator[Row]:
-        """Everything, as of one moment."""
+    def columns(self) -> tuple[list[Key], list[int], list[float], list[float]]:
+        """Keys, payload bytes, Unix times of write and of last use, of everything."""
         keys, records = self.records()
-        recency = self.recency()
+        written = records["written"].tolist()
+        recency = self._recency_of_writes()
+        used = [
+            recency.get(sequence, at) for sequence, at in zip(records["sequence"].tolist(), written, strict=True)
+        ]
+        return keys, records["nbytes"].tolist(), written, used
+
+    def rows(self) -> Iterator[Row]:
+        """Everything, with its location."""
+        keys, records = self.records()
+        recency = self._recency_of_writes()
         for key, (extent, place, nbytes, sequence, written) in zip(keys, records.tolist(), strict=True):
             location = Location(Slot(extent, place), nbytes, sequence, written)
             yield Row(key, location, recency.get(sequence, written))
+
+    def live_bytes(self) -> int:
+        """Bytes of the pages that entries and recency are in."""
+        with self._reading() as transaction:
+            return self._live_bytes(transaction)
 
     # -- writing
 

@@ -210,7 +210,9 @@ class _Opening:
         unsynced = durable and not last.clean and last.durability == "none"
         if not unsynced:
             self._session.write(self._folder.path)
-        index = self._lmdb(max(self._plan.index_bytes, self._folder.index.stat().st_size))
+        size = self._folder.index.stat().st_size
+        # Removing takes room, too: an index that has outgrown the plan gets it until it is compacted.
+        index = self._lmdb(self._plan.index_bytes if size <= self._plan.index_bytes else 2 * size)
         if unsynced:
             slabs.sync()
             index.sync()
@@ -231,7 +233,7 @@ class _Opening:
         return index
 
     def _fitted(self, index: LmdbIndex, slabs: Slabs) -> tuple[LmdbIndex, Found]:
-        """Chunks and index, within the plan."""
+        """Chunks and index, within the plan; an index that had outgrown it is compacted."""
         found = fit(index, slabs, self._plan, adopt(index, slabs, self._plan.block))
         if self._folder.index.stat().st_size <= self._plan.index_bytes:
             return index, found

@@ -10,9 +10,11 @@ __all__ = ["Plan", "extent_cost", "footprint", "plan"]
 SMALL_FILES = 128 << 10
 """Folders, locks, marks and their temporary copies, rounded up to the file system's blocks."""
 INDEX_BASE = 384 << 10
-INDEX_PER_SLOT = 320
+INDEX_PER_ENTRY = 320
 """Bytes of LMDB pages that an entry of a key up to 64 bytes and its recency take, at half-filled pages."""
-INDEX_COPIES_PER_SLOT = 1024
+SMALL_CHUNK = 64 << 10
+"""Cache groups differ in size: the index has room for entries as if all chunks were no larger than this."""
+INDEX_COPIES_PER_ENTRY = 1024
 INDEX_COPIES = 16 << 20
 """LMDB copies a page to change it, and frees the old one two commits later: room for copies of large batches."""
 EXTENT_BYTES = 256 << 20
@@ -22,7 +24,7 @@ EXTENTS = 512
 EXTENT_BASE = 8 << 10
 EXTENT_PER_SLOT = 16
 """What the file system itself may take to map an extent that is written slot by slot, in any order."""
-RESERVE_SHARE = 16
+RESERVE_SHARE = 32
 RESERVE = 64
 MIN_CHUNKS = 4
 QUARANTINED = 4
@@ -74,8 +76,11 @@ def plan(capacity: int, chunk_bytes: int, block: int, quarantine: bool = False) 
     """
     slot_bytes = footprint(chunk_bytes, block)
     fixed = SMALL_FILES + (QUARANTINED * slot_bytes if quarantine else 0)
-    slots = max(0, (capacity - fixed - INDEX_BASE) // (slot_bytes + INDEX_PER_SLOT))
-    while slots > 0 and (excess := fixed + _index_bytes(slots) + _slabs(slots, slot_bytes) - capacity) > 0:
+    slots = max(0, (capacity - fixed - INDEX_BASE) // slot_bytes)
+    while (
+        slots > 0
+        and (excess := fixed + _index_bytes(slots, slot_bytes) + _slabs(slots, slot_bytes) - capacity) > 0
+    ):
         slots -= max(1, excess // (2 * slot_bytes))
     reserve = max(1, min(RESERVE, slots // RESERVE_SHARE))
     if slots - reserve < MIN_CHUNKS:
@@ -86,9 +91,9 @@ def plan(capacity: int, chunk_bytes: int, block: int, quarantine: bool = False) 
         slots=slots,
         chunks=slots - reserve,
         extent_slots=_extent_slots(slots, slot_bytes),
-        index_bytes=_index_bytes(slots),
-        index_limit=INDEX_BASE // 2 + slots * INDEX_PER_SLOT,
-        slabs=capacity - fixed - _index_bytes(slots),
+        index_bytes=_index_bytes(slots, slot_bytes),
+        index_limit=INDEX_BASE // 2 + _entries(slots, slot_bytes) * INDEX_PER_ENTRY,
+        slabs=capacity - fixed - _index_bytes(slots, slot_bytes),
     )
 
 
@@ -97,8 +102,13 @@ def _extent_slots(slots: int, slot_bytes: int) -> int:
     return max(1, usual, -(-slots // EXTENTS))
 
 
-def _index_bytes(slots: int) -> int:
-    exact = INDEX_BASE + slots * INDEX_PER_SLOT + min(slots * INDEX_COPIES_PER_SLOT, INDEX_COPIES)
+def _entries(slots: int, slot_bytes: int) -> int:
+    return max(slots, slots * slot_bytes // SMALL_CHUNK)
+
+
+def _index_bytes(slots: int, slot_bytes: int) -> int:
+    entries = _entries(slots, slot_bytes)
+    exact = INDEX_BASE + entries * INDEX_PER_ENTRY + min(entries * INDEX_COPIES_PER_ENTRY, INDEX_COPIES)
     return -(-exact // 65536) * 65536
 
 
@@ -109,7 +119,7 @@ def _slabs(slots: int, slot_bytes: int) -> int:
 
 def _too_small(capacity: int, chunk_bytes: int, fixed: int, slot_bytes: int) -> str:
     slots = MIN_CHUNKS + 1
-    needed = fixed + _index_bytes(slots) + _slabs(slots, slot_bytes)
+    needed = fixed + _index_bytes(slots, slot_bytes) + _slabs(slots, slot_bytes)
     return (
         f"capacity: {format_size(capacity)} ({capacity} bytes) is too small for chunks of "
         f"{format_size(chunk_bytes)}: "

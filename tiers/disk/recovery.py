@@ -22,6 +22,10 @@ BATCH = 256
 """Entries that are changed in one transaction."""
 
 
+INDEX_ENTRY = 48
+"""Bytes that an entry takes in the index beyond its key, in pages that may be half empty."""
+
+
 class Found(NamedTuple):
     """All that an index lists and that is there."""
 
@@ -57,7 +61,7 @@ def fit(index: LmdbIndex, slabs: Slabs, plan: Plan, found: Found) -> Found:
         TierError: the index can't be read or written.
         OSError: the medium failed.
     """
-    if found.bytes <= plan.capacity and slabs.excess <= 0:
+    if found.bytes <= plan.capacity and slabs.excess <= 0 and index.live_bytes() <= plan.index_limit:
         return found
     kept, dropped = _divide(index, plan)
     _forget(index, dropped)
@@ -80,10 +84,11 @@ def _sums(index: LmdbIndex, block: int) -> Found:
 def _divide(index: LmdbIndex, plan: Plan) -> tuple[list[Row], list[Row]]:
     """Rows to keep and rows to drop."""
     rows = sorted(index.rows(), key=lambda row: row.used, reverse=True)
-    left = plan.capacity
+    left, index_left = plan.capacity, plan.index_limit
     for place, row in enumerate(rows):
         left -= footprint(row.location.nbytes, plan.block)
-        if left < 0:
+        index_left -= 2 * (len(row.key) + INDEX_ENTRY)
+        if left < 0 or index_left < 0:
             return rows[:place], rows[place:]
     return rows, []
 

@@ -100,17 +100,14 @@ class DiskTier(Tier):
 
     def entries(self) -> Iterator[Entry]:
         with self._calls:
+            if self._era is None:
+                return iter(())
             with self._lock:
                 touched = dict(self._touched)
                 doomed = set(self._ledger.doomed)
-            rows = self._index.rows() if self._era is not None else ()
-            return iter(
-                [
-                    Entry(key, location.nbytes, location.written, touched.get(key, used))
-                    for key, location, used in rows
-                    if key not in doomed
-                ]
-            )
+            keys, nbytes, written, used = self._index.columns()
+            found = map(Entry, keys, nbytes, written, map(touched.get, keys, used))
+            return iter([entry for entry in found if entry.key not in doomed])
 
     def usage(self) -> Usage:
         with self._calls, self._lock:
