@@ -107,27 +107,28 @@ class Promotion:
     two block each other.
     """
 
-    def __init__(self, primary: Primary, chain: Chain, cascade: Cascade) -> None:
+    def __init__(self, primary: Primary, chain: Chain) -> None:
         self._primary = primary
         self._slots = primary.slots
         self._chain = chain
-        self._cascade = cascade
         self._limit = max(1, self._slots.capacity // 2)
-        self._wanted: dict[Request, dict[Key, Level]] = {}
+        self._wanted: dict[Request, dict[Key, None]] = {}
         self._waiters: dict[int, list[Request]] = {}
         """Slot being read into -> who waits for it."""
         self._holders: dict[int, int] = {}
         """Slot pinned for requests -> by how many."""
+        self._lost = 0
+        """Slots whose read has passed its deadline and not ended."""
         self._waiting_holder: Request | None = None
 
     @property
     def reserved(self) -> int:
         """Slots in flight or pinned for a waiting request."""
-        return len(self._waiters) + len(self._holders)
+        return len(self._waiters) + len(self._holders) + self._lost
 
-    def want(self, key: Key, level: Level, request: Request) -> None:
-        """This request waits for this key, which is in this tier and not in primary."""
-        self._wanted.setdefault(request, {})[key] = level
+    def want(self, key: Key, request: Request) -> None:
+        """This request waits for this key, which is in a tier and not in primary."""
+        self._wanted.setdefault(request, {})[key] = None
 
     def join(self, slot: int, request: Request) -> None:
         """This request waits for a slot that is being read into already."""
@@ -142,8 +143,8 @@ class Promotion:
     def flush(self, now: float) -> None:
         """End of the step: reads what was wanted in it, in the order of asking."""
         wanted, self._wanted = self._wanted, {}
-        for request, levels in wanted.items():
-            if not request.finished and not self._start(request, levels, now):
+        for request, keys in wanted.items():
+            if not request.finished and not self._start(request, keys, now):
                 return
 
     def release(self, request: Request, slots: Iterable[int] | None = None) -> None:
@@ -162,17 +163,17 @@ class Promotion:
         self.release(request)
         self._wanted.pop(request, None)
 
-    def ended(self, level: Level, report: Report, now: float) -> None:
+    def ended(self, level: Level, report: Report, now: float) -> list[Key]:
+        """A read has ended, or passed its deadline. Returns the keys that have arrived by it."""
         job = report.job
         if not report.ended:
-            for key, slot in zip(job.keys, job.slots, strict=True):
-                self._turn_down(key, self._waiters.pop(slot, ()), MissReason.TIMED_OUT)
-                self._slots.abandon(slot)
-            return
+            self._lose(job)
+            return []
         if job.expired:
+            self._lost -= len(job.slots)
             for slot in job.slots:
                 self._slots.unpin(slot)
-            return
+            return []
         arrived = []
         for key, slot, outcome in zip(job.keys, job.slots, report.outcomes, strict=True):
             waiters = self._waiters.pop(slot, [])
@@ -183,7 +184,7 @@ class Promotion:
                 self._slots.discard(slot)
                 self._turn_down(key, waiters, _reason(outcome, late=report.late))
         self._primary.arrived(arrived)
-        self._cascade.fill(level, arrived, now)
+        return arrived
 
     def reset(self) -> None:
         """Every chunk is void: nobody waits for any."""
@@ -192,10 +193,12 @@ class Promotion:
         self._holders.clear()
         self._waiting_holder = None
 
-    def _start(self, request: Request, levels: dict[Key, Level], now: float) -> bool:
+    def _start(self, request: Request, wanted: Iterable[Key], now: float) -> bool:
         """Reads what this request wants, or as much of it as it may ever get. False where it has to wait for
         room."""
-        keys = self._joined(request, list(levels))
+        keys = self._joined(request, wanted)
+        levels = {key: level for key in keys if (level := self._chain.find(key)) is not None}
+        keys = list(levels)  # the others were evicted since they were asked for
         quota = max(0, self._limit - len(request.held) - request.promoting)
         for key in keys[quota:]:
             request.turned_down[key] = MissReason.REFUSED
@@ -213,7 +216,7 @@ class Promotion:
         self._read(request, keys, levels, now)
         return True
 
-    def _joined(self, request: Request, keys: Sequence[Key]) -> list[Key]:
+    def _joined(self, request: Request, keys: Iterable[Key]) -> list[Key]:
         """The keys that nobody has begun to read meanwhile; the request joins those that somebody has."""
         fresh = []
         for key in keys:
@@ -255,6 +258,13 @@ class Promotion:
                 request.held_until = now + level.settings.deadline
                 self._holders[slot] = self._holders.get(slot, 0) + 1
         self._slots.unpin(slot)
+
+    def _lose(self, job: Job) -> None:
+        """The read has passed its deadline: nobody waits for it any more, but it may still write into its slots."""
+        self._lost += len(job.slots)
+        for key, slot in zip(job.keys, job.slots, strict=True):
+            self._turn_down(key, self._waiters.pop(slot, ()), MissReason.TIMED_OUT)
+            self._slots.abandon(slot)
 
     def _turn_down(self, key: Key, waiters: Iterable[Request], reason: MissReason) -> None:
         """The read has failed: a MISS for those who waited, but where the tier has turned out not to hold the chunk

@@ -1,7 +1,7 @@
 """`SecondaryTierManager`: the verbs that an engine calls."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
@@ -15,6 +15,7 @@ from .chain import Chain
 from .events import Event, EventLog
 from .flow import Cascade, Promotion
 from .jobs import JobKind
+from .level import Level
 from .primary import Primary
 from .requests import Delivery, Request, RequestTable
 from .slots import SlotState
@@ -73,7 +74,7 @@ class SecondaryTierManager:
         self._reset_scope = reset_scope
         self._clock = clock
         self._cascade = Cascade(primary, chain)
-        self._promotion = Promotion(primary, chain, self._cascade)
+        self._promotion = Promotion(primary, chain)
         self._requests = RequestTable()
         self._storing: dict[Key, Request] = {}
         self._loading: dict[Key, list[Request]] = {}
@@ -263,7 +264,8 @@ class SecondaryTierManager:
         self._begin_step()
         scope = scope or self._reset_scope
         self._chain.drain(timeout)
-        self._read_results(overdue=inf)
+        for _ in self._take_reports(overdue=inf):
+            pass  # what arrives now is void: it fills no tier
         for request in self._requests:
             self._promotion.release(request)
             request.forget_transfers()
@@ -322,12 +324,17 @@ class SecondaryTierManager:
         self._now = self._clock()
         self._read_results()
 
-    def _read_results(self, overdue: float | None = None) -> None:
+    def _read_results(self) -> None:
+        for level, arrived in self._take_reports():
+            self._cascade.fill(level, arrived, self._now)
+
+    def _take_reports(self, overdue: float | None = None) -> Iterator[tuple[Level, list[Key]]]:
+        """Brings all up to date with what the lanes say; gives out what has arrived in primary, and from where."""
         for level, report in self._chain.poll(self._now, overdue):
             if report.job.kind is JobKind.WRITE:
                 self._cascade.ended(report)
             else:
-                self._promotion.ended(level, report, self._now)
+                yield level, self._promotion.ended(level, report, self._now)
 
     def _look_further(self, key: Key, request: Request) -> LookupResult:
         """The answer for a chunk that primary can't give now."""
@@ -347,7 +354,7 @@ class SecondaryTierManager:
             return LookupResult.MISS
         request.answers[key] = Delivery.PENDING
         if level is not None:
-            self._promotion.want(key, level, request)
+            self._promotion.want(key, request)
         else:
             self._promotion.join(slot, request)
         return LookupResult.HIT_PENDING

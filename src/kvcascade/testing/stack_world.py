@@ -449,6 +449,7 @@ class StackWorld:
     def _check_served(self) -> None:
         """What is there can be loaded, one request after the other."""
         for number, key in enumerate(dict.fromkeys(key for prompt in PROMPTS for key in prompt)):
+            self._calm()
             name = f"last-{number}"
             there = any(key in held for held in self.holds.values())
             sure = there and (key in self.holds["host"] or not any(fault.injected for fault in self.faults))
@@ -465,6 +466,12 @@ class StackWorld:
                 self.load(name, 1)
                 self.complete_load(0, True)
             self.finish(name)
+
+    def _calm(self) -> None:
+        """All that waits or runs in the lanes ends, and is read."""
+        for _ in range(3):
+            for lane in self.lanes:
+                lane.run_all()
             self.step()
 
     def close(self) -> None:
