@@ -95,13 +95,8 @@ class StackStateMachine(RuleBasedStateMachine):
 
     @precondition(_some_request)
     @rule(name=NAMES, count=st.integers(1, 6))
-    def store_at_once(self, name: int, count: int) -> None:
-        """What an engine does most of the time; otherwise few stores would ever succeed."""
-        before = len(self.world.stores)
-        self.world.offer(self.name(name), 0, count)
-        if len(self.world.stores) > before:
-            self.world.write(before)
-            self.world.complete_store(before, True)
+    def store(self, name: int, count: int) -> None:
+        self.world.store(self.name(name), count)
 
     @precondition(lambda self: self.world.stores)
     @rule(pick=PICK)
@@ -113,9 +108,9 @@ class StackStateMachine(RuleBasedStateMachine):
     def complete_store(self, pick: int, success: bool) -> None:
         self.world.complete_store(pick, success)
 
-    @rule(pick=st.integers(0, 19), load=st.booleans())
-    def complete_what_belongs_to_nothing(self, pick: int, load: bool) -> None:
-        self.world.repeat_completion(pick, load)
+    @rule(prompt=st.integers(0, len(PROMPTS) - 1), place=PICK, load=st.booleans())
+    def complete_nothing(self, prompt: int, place: int, load: bool) -> None:
+        self.world.complete_nothing(PROMPTS[prompt][place % len(PROMPTS[prompt])], load)
 
     # Time, media, resets
 

@@ -92,7 +92,9 @@ class StackWorld:
         self.faults.append(fault)
         return fault
 
-    def _lane(self, name: str, tier: Tier, slot: Callable[[int], Buffer], concurrency: int) -> ManualLane:
+    def _lane(
+        self, name: str, tier: Tier, slot: Callable[[int], Buffer], concurrency: int, *_: object
+    ) -> ManualLane:
         lane = ManualLane(name, tier, slot, concurrency)
         lane.on_submit = self._submitted
         lane.on_transfer = self._transfers
@@ -161,7 +163,8 @@ class StackWorld:
         gone = self._take_events()
         if offer is None:
             assert not room, "refused, although there is room"
-            return self.check()
+            self.check()
+            return
         assert gone["host"] == offer.evicted, "evicted is not what was removed"
         assert set(offer.keys) == {key for key in keys if self._absent(key)}, "not the keys that are absent"
         for slot in offer.slots:
@@ -190,11 +193,18 @@ class StackWorld:
                 assert (key in self.holds["host"]) == success, "complete_store and HIT are not the same event"
         self.check()
 
-    def repeat_completion(self, pick: int, load: bool) -> None:
+    def store(self, name: str, count: int) -> None:
+        """Offers, writes and completes the first chunks at once, as an engine mostly does."""
+        before = len(self.stores)
+        self.offer(name, 0, count)
+        if len(self.stores) > before:
+            self.write(before)
+            self.complete_store(before, True)
+
+    def complete_nothing(self, key: Key, load: bool) -> None:
         """A completion that belongs to nothing."""
-        key = [key for prompt in PROMPTS for key in prompt][pick % 20]
-        ctx = RequestContext("stranger")
-        (self.manager.complete_load if load else self.manager.complete_store)([key], ctx)
+        complete = self.manager.complete_load if load else self.manager.complete_store
+        complete([key], RequestContext("stranger"))
         self.check()
 
     def touch(self, name: str, count: int) -> None:
@@ -250,7 +260,7 @@ class StackWorld:
     # The model
 
     def _absent(self, key: Key) -> bool:
-        """Whether a store of the key may be granted. What a granted store of this call brought counts as absent."""
+        """Whether a store of the key may be granted; a key that this very call has granted counts as absent."""
         return (
             key not in self.holds["host"]
             and not any(key in copy.keys for copy in self.stores)
@@ -479,18 +489,13 @@ class StackWorld:
 
 
 def _settings(shape: Shape) -> StackSettings:
-    tiers: list[Any] = [HostSettings(capacity=(shape.slots + 1) * _STRIDE)]
-    for place, chunks in enumerate(shape.capacities):
-        tiers.append(
-            MemorySettings(
-                name=f"t{place}",
-                capacity=chunks * CHUNK,
-                queue=shape.queue,
-                concurrency=shape.concurrency,
-                deadline="2s",
-            )
-        )
-    return StackSettings(version=1, log_every="0s", tiers=tuple(tiers))
+    common = {"queue": shape.queue, "concurrency": shape.concurrency, "deadline": "2s"}
+    tiers = [
+        MemorySettings.model_validate(common | {"name": f"t{place}", "capacity": chunks * CHUNK})
+        for place, chunks in enumerate(shape.capacities)
+    ]
+    host = HostSettings(capacity=(shape.slots + 1) * _STRIDE)
+    return StackSettings.model_validate({"version": 1, "log_every": "0s", "tiers": (host, *tiers)})
 
 
 def _counters(stats: Any) -> Iterable[tuple[str, int]]:

@@ -1,0 +1,160 @@
+"""Histories that the state machine has found: each broke one promise once. `StackWorld` checks all of them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvcascade.testing.stack_world import PROMPTS, Shape, StackWorld
+
+World = Callable[..., StackWorld]
+FIRST, OTHER = PROMPTS[0], PROMPTS[4]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Makes a world; at the end everything settles in it."""
+    made: list[StackWorld] = []
+
+    def make(**shape: Any) -> StackWorld:
+        made.append(StackWorld(Shape(**shape)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.settle()
+        one.close()
+
+
+def test_a_completion_of_another_request_ends_no_store(world: World) -> None:
+    """It made chunks readable that nobody had written."""
+    w = world()
+    w.begin("r", FIRST)
+    w.offer("r", 0, 2)
+    w.complete_nothing(FIRST[0], load=False)
+    w.lookup("r", 0)
+
+
+def test_a_completion_of_another_request_ends_no_load(world: World) -> None:
+    """It released the pin of a load that was running."""
+    w = world()
+    w.begin("r", FIRST)
+    w.store("r", 2)
+    w.match("r")
+    w.load("r", 2)
+    w.complete_nothing(FIRST[0], load=True)
+
+
+def test_a_completion_releases_no_slot_that_a_cascade_reads_after_a_reset(world: World) -> None:
+    """It released the pin of the cascade, whose slot was granted again, and its new bytes written under the old key."""
+    w = world(slots=4)
+    w.begin("r", FIRST)
+    w.store("r", 2)
+    w.advance(0, 0)
+    w.reset("primary", patient=False)
+    w.complete_nothing(FIRST[0], load=False)
+    w.begin("other", OTHER)
+    w.store("other", 4)
+
+
+def test_a_completion_releases_no_slot_that_another_copy_uses_after_a_reset(world: World) -> None:
+    w = world(slots=4)
+    w.begin("r", FIRST)
+    w.offer("r", 0, 2)
+    w.reset("primary", patient=True)
+    w.complete_nothing(FIRST[0], load=True)
+    w.begin("other", OTHER)
+    w.store("other", 4)
+
+
+def test_no_event_tells_of_a_write_that_a_reset_has_voided(world: World) -> None:
+    w = world()
+    w.begin("r", FIRST)
+    w.store("r", 2)
+    w.advance(0, 0)
+    w.reset("all", patient=False)
+    w.drain(0)
+    w.step()
+    assert not w.holds["t0"]
+
+
+def test_victims_that_a_withdrawn_write_has_spared_are_told_as_there(world: World) -> None:
+    w = world(capacities=(4,), slots=9)
+    w.begin("r", FIRST)
+    w.store("r", 4)
+    w.drain(0)
+    w.step()
+    w.begin("other", OTHER)
+    w.store("other", 4)
+    w.reset("primary", patient=True)
+    assert w.holds["t0"] == set(FIRST)
+
+
+def test_the_finish_of_an_old_request_is_not_that_of_a_new_one_of_its_id(world: World) -> None:
+    w = world()
+    w.begin("r", FIRST)
+    w.offer("r", 0, 2)
+    w.finish("r")
+    w.begin("r", OTHER)
+    w.write(0)
+    w.complete_store(0, True)
+    w.store("r", 2)
+
+
+def test_a_request_whose_own_chunks_are_the_coldest_can_store_more(world: World) -> None:
+    """vllm-project/vllm#55461: an offer is not refused while others' chunks can go."""
+    w = world(slots=6, capacities=())
+    w.begin("r", FIRST)
+    w.store("r", 2)
+    w.begin("other", OTHER)
+    w.store("other", 4)
+    w.step()
+    w.store("r", 4)
+    assert set(FIRST) <= w.holds["host"]
+
+
+def test_a_chunk_chosen_to_go_after_its_lookup_is_not_read(world: World) -> None:
+    """The read left a mark behind on a chunk that came later, which then could not be evicted."""
+    w = world(slots=9, capacities=(4,), concurrency=1)
+    w.begin("r", FIRST)
+    w.store("r", 4)
+    w.drain(0)
+    w.reset("primary", patient=True)
+    w.match("r")
+    w.begin("other", OTHER)
+    w.store("other", 4)
+    w.step()
+    assert w.lanes[0].queued == 1, "the write, and no read"
+
+
+def test_reads_past_their_deadline_count_against_the_half_of_primary(world: World) -> None:
+    w = world(slots=4, capacities=(4, 4), concurrency=2)
+    w.begin("r", FIRST)
+    w.store("r", 2)
+    w.drain(0)
+    w.reset("primary", patient=True)
+    w.match("r")
+    w.step()
+    w.advance(0, 0)
+    w.pass_time(3.0)
+    w.begin("other", FIRST)
+    w.match("other")
+    w.step()
+
+
+def test_a_reset_is_not_kept_by_a_fill_of_its_own(world: World) -> None:
+    """A promotion that ended during the reset began to fill the tier above with what had just become void."""
+    w = world(slots=9, capacities=(4, 9))
+    w.begin("r", FIRST)
+    w.begin("other", OTHER)
+    for name in ("r", "other"):
+        w.store(name, 4)
+        w.drain(0)
+        w.drain(1)
+        w.step()
+    w.reset("primary", patient=True)
+    w.match("r")
+    w.step()
+    assert w.lanes[1].queued == 1, "only the lower tier still holds the first prompt"
+    w.advance(1, 0)
+    w.reset("all", patient=True)
