@@ -27,7 +27,7 @@ from .folder import (
 )
 from .index import LmdbIndex
 from .marks import Epoch, Session
-from .opening import enough_space, plan_for
+from .opening import lacking_space, plan_for
 from .slabs import extents_in
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def _look(settings: "DiskSettings", chunk_bytes: int | None, found: Probe) -> No
     path = Path(settings.path)
     there = nearest_existing(path)
     found.facts.append(("path", f"{path} ({'exists' if there == path else f'will be made in {there}'})"))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if not there.is_dir() or not os.access(
+        there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
+    ):
         wanted = "a folder" if not there.is_dir() else "writable for this user"
         found.problems.append(f"path: {there} is not {wanted}, so {path} can't be used")
         return
@@ -73,8 +75,9 @@ def _look_at_space(settings: "DiskSettings", engines: list[Path], found: Probe) 
     free, total = free_bytes(nearest_existing(path))
     found.facts.append(("free space", f"{format_size(free)} of {format_size(total)}"))
     found.facts.append(("capacity", format_size(settings.capacity)))
-    mine = next((engine for engine in engines if not holder(engine)), path / "engine-0")
-    if problem := enough_space(settings, engines[0] if engines and holder(mine) else mine):
+    usual = engines[0] if engines else path / "engine-0"
+    mine = next((engine for engine in engines if not holder(engine)), usual)
+    if problem := lacking_space(settings, mine):
         found.problems.append(problem)
 
 

@@ -25,7 +25,7 @@ from .slabs import Slabs
 if TYPE_CHECKING:
     from .settings import DiskSettings
 
-__all__ = ["Opened", "block_for", "enough_space", "open_folder", "plan_for"]
+__all__ = ["Opened", "block_for", "lacking_space", "open_folder", "plan_for"]
 
 log = logging.getLogger("kvcascade.tiers.disk")
 
@@ -68,12 +68,12 @@ def open_folder(settings: "DiskSettings", context: OpenContext) -> Opened:
     path = Path(settings.path)
     with mapped(path), ExitStack() as undo:
         plan_for(settings, context.chunk_bytes, block_size(nearest_existing(path)))
+        _check_space(settings, path)
         engine = EngineFolder.take(path, context.engine_id)
         undo.callback(engine.close)
         folder = NamespaceFolder.of(engine.path, context.namespace)
         folder.check_format()
-        if problem := enough_space(settings, engine.path):
-            raise ConfigError(problem)
+        _check_space(settings, engine.path)
         block = block_for(folder)
         layout = plan_for(settings, context.chunk_bytes, block)
         _start_empty_if_foreign(folder, block)
@@ -97,10 +97,16 @@ def block_for(folder: NamespaceFolder) -> int:
     return folder.block if folder.block and folder.block % needed == 0 else needed
 
 
-def enough_space(settings: "DiskSettings", engine: Path) -> str:
-    """What is wrong where the file system has no room for the capacity; "" where it has."""
-    ours = sum(disk_bytes(path) for path in engine.rglob("*") if path.is_file())
-    free, _ = free_bytes(nearest_existing(engine))
+def _check_space(settings: "DiskSettings", folder: Path) -> None:
+    if problem := lacking_space(settings, folder):
+        raise ConfigError(problem)
+
+
+def lacking_space(settings: "DiskSettings", folder: Path) -> str:
+    """What is wrong where the file system has no room for the capacity, beside what lies in `folder` already; ""
+    where it has."""
+    ours = sum(disk_bytes(path) for path in folder.rglob("*") if path.is_file())
+    free, _ = free_bytes(nearest_existing(folder))
     if free + ours >= settings.capacity:
         return ""
     return (

@@ -14,19 +14,25 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     choose = random.Random(given["seed"])
     tier = DiskSettings(path=given["path"], capacity=given["capacity"], durability=given["durability"]).open(
-        OpenContext(Namespace.of(**given["namespace"]), given["chunk"])
+        OpenContext(Namespace.of(**given["namespace"]), given["chunk"], epoch=given["epoch"])
     )
     room = (tier.usage().capacity or 0) // tier.footprint(given["chunk"])
     held = [entry.key for entry in tier.entries()]
     say("open")
+    epoch = given["epoch"]
     while True:
+        if choose.random() < given["moves"]:
+            epoch = f"v{choose.randrange(10**9)}"
+            tier.move_to(epoch)
+            say(json.dumps({"epoch": epoch}))
+            held = []
         fresh = [key_for(choose.randrange(given["keys"])) for _ in range(choose.randint(1, 8))]
         fresh = [key for key in dict.fromkeys(fresh) if key not in held]
         sizes = [choose.choice([given["chunk"], given["chunk"], 1000]) for _ in fresh]
         excess = max(0, len(held) + len(fresh) - room)
         choose.shuffle(held)
         victims, held = held[:excess], held[excess:]
-        payloads = [memoryview(bytes_for(key, nbytes)) for key, nbytes in zip(fresh, sizes, strict=True)]
+        payloads = [memoryview(bytes_for(key, nbytes, epoch)) for key, nbytes in zip(fresh, sizes, strict=True)]
         outcomes = tier.write(fresh, payloads, victims)
         done = [key for key, outcome in zip(fresh, outcomes, strict=True) if outcome.ok]
         held += done

@@ -1,13 +1,12 @@
 """The index: transactions, readers that died, one environment a process."""
 
-import multiprocessing
 import os
-import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import lmdb
 import pytest
 
 from kvcascade.errors import ProtocolError, TierRefused, TierUnavailable
@@ -80,6 +79,7 @@ def test_above_the_limit_only_removing_works(tmp_path: Path) -> None:
     for number in range(stored):
         index.commit([key_for(number)], [])
     assert list(index.rows()) == []
+    index.close()
 
 
 def test_recency_belongs_to_the_write_that_has_the_slot(index: LmdbIndex) -> None:
@@ -123,25 +123,33 @@ def test_what_is_no_index_is_told_apart(tmp_path: Path) -> None:
         open_index(tmp_path / "nowhere" / "index.lmdb")
 
 
-def hold_readers(path: str, count: int, ready: "multiprocessing.synchronize.Event") -> None:
-    environment = lmdb.open(path, subdir=False, max_dbs=3, readonly=True)
-    held = [environment.begin() for _ in range(count)]
-    ready.set()
-    signal.pause()
-    del held
+HOLD_READERS = """
+import lmdb, signal, sys
+environment = lmdb.open(sys.argv[1], subdir=False, max_dbs=3, readonly=True)
+held = [environment.begin() for _ in range(3)]
+print("held", flush=True)
+signal.pause()
+"""
+
+COUNT = """
+import sys
+from pathlib import Path
+from kvcascade.tiers.disk.index import LmdbIndex
+index = LmdbIndex.for_reading(Path(sys.argv[1]))
+print(len(list(index.rows())))
+index.close()
+"""
 
 
 def test_readers_that_were_killed_give_their_places_back(tmp_path: Path) -> None:
     """The table is full of the dead: looked through once, then it works (frappe/mail#559)."""
     index = open_index(tmp_path / "index.lmdb", max_readers=4)
     index.commit([], [(b"k", at(1))])
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    child = context.Process(target=hold_readers, args=(str(tmp_path / "index.lmdb"), 3, ready), daemon=True)
-    child.start()
-    assert ready.wait(60)
-    os.kill(child.pid or 0, signal.SIGKILL)
-    child.join(60)
+    script = [sys.executable, "-c", HOLD_READERS, str(index.path)]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout
+        assert child.stdout.readline() == "held\n"
+        child.kill()
     together = threading.Barrier(4)
     found: list[object] = []
 
@@ -160,20 +168,12 @@ def test_readers_that_were_killed_give_their_places_back(tmp_path: Path) -> None
     index.close()
 
 
-def test_a_reader_in_another_process_sees_commits(index: LmdbIndex, tmp_path: Path) -> None:
+def test_a_reader_in_another_process_sees_commits(index: LmdbIndex) -> None:
+    script = [sys.executable, "-c", COUNT, str(index.path)]
     index.commit([], [(b"k", at(1))])
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(count_in, (str(tmp_path / "index.lmdb"),)) == 1
-        index.commit([], [(b"l", at(2))])
-        assert pool.apply(count_in, (str(tmp_path / "index.lmdb"),)) == 2
-
-
-def count_in(path: str) -> int:
-    index = LmdbIndex.for_reading(Path(path))
-    try:
-        return len(list(index.rows()))
-    finally:
-        index.close()
+    assert subprocess.run(script, check=True, capture_output=True, text=True).stdout == "1\n"
+    index.commit([], [(b"l", at(2))])
+    assert subprocess.run(script, check=True, capture_output=True, text=True).stdout == "2\n"
 
 
 def test_a_fork_is_refused(index: LmdbIndex) -> None:

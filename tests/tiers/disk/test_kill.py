@@ -15,6 +15,7 @@ import pytest
 from kvcascade.testing import buffer, holds, key_for
 from kvcascade.tiers import OpenContext
 from kvcascade.tiers.disk import DiskSettings
+from kvcascade.tiers.disk.marks import Epoch
 from kvcascade.tiers.disk.tier import DiskTier
 from kvcascade.types import Key, Namespace, Outcome
 
@@ -29,8 +30,14 @@ BY_NUMBER = {key_for(number): number for number in range(KEYS)}
 class Killed:
     """What a killed process had reported: every whole line that it wrote."""
 
-    def __init__(self, path: Path, seed: int, durability: str, steps: int, delay: float) -> None:
-        given: dict[str, Any] = {"path": str(path), "seed": seed, "durability": durability}
+    def __init__(self, path: Path, seed: int, steps: int, delay: float, **more: Any) -> None:
+        given: dict[str, Any] = {
+            "path": str(path),
+            "seed": seed,
+            "durability": "none",
+            "epoch": "",
+            "moves": 0,
+        } | more
         given |= {"capacity": CAPACITY, "chunk": CHUNK, "keys": KEYS, "namespace": FIELDS}
         process = subprocess.Popen(
             [sys.executable, str(SCRIPT), json.dumps(given)], stdout=subprocess.PIPE, text=True
@@ -93,7 +100,7 @@ def check(tier: DiskTier, sure: set[Key]) -> set[Key]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("durability", "kills"), [("none", 30), ("flush", 12), ("fsync", 12)])
 def test_nothing_is_wrong_after_any_kill(tmp_path: Path, durability: str, kills: int) -> None:
-    """What a dead writer left half done is neither seen nor kept (kvcache-ai/Mooncake#974, LMCache/LMCache#2517)."""
+    """What a dead writer left half done is neither seen nor kept (kvcache-ai/Mooncake#974)."""
     choose = random.Random(durability)
     path = tmp_path / "kv"
     open_tier(path, durability).close()
@@ -103,7 +110,7 @@ def test_nothing_is_wrong_after_any_kill(tmp_path: Path, durability: str, kills:
         file.write_text("mine")
     held: set[Key] = set()
     for kill in range(kills):
-        killed = Killed(path, kill, durability, choose.randrange(1, 25), choose.random() * 0.02)
+        killed = Killed(path, kill, choose.randrange(1, 25), choose.random() * 0.02, durability=durability)
         held = killed.apply(held)
         assert on_disk(path / "engine-0") <= CAPACITY + 2 * 4096  # and the two foreign files
         with open_tier(path, durability) as tier:
@@ -114,3 +121,28 @@ def test_nothing_is_wrong_after_any_kill(tmp_path: Path, durability: str, kills:
     assert held
     assert [file.read_text() for file in foreign] == ["mine"] * 3
     assert sorted(entry.name for entry in path.iterdir()) == ["engine-0", "mine"]
+
+
+@pytest.mark.slow
+def test_a_kill_during_a_move_brings_nothing_old_back(tmp_path: Path) -> None:
+    """Whichever epoch is in force afterwards, only its own bytes are served (vllm-project/vllm#57727)."""
+    choose = random.Random(1)
+    path = tmp_path / "kv"
+    epoch = "v"
+    served = 0
+    for kill in range(12):
+        killed = Killed(path, kill, choose.randrange(2, 12), choose.random() * 0.01, epoch=epoch, moves=0.4)
+        told = [json.loads(line) for line in killed.lines[1:] if line.endswith("\n")]
+        epoch = [epoch, *(step["epoch"] for step in told if "epoch" in step)][-1]
+        written = Epoch.read(next(path.glob("engine-0/*/")))
+        assert written
+        settings = DiskSettings(path=str(path), capacity=CAPACITY)
+        with settings.open(OpenContext(Namespace.of(**FIELDS), CHUNK, epoch=written.epoch)) as tier:
+            for entry in tier.entries():
+                target = buffer(entry.nbytes)
+                assert tier.read([entry.key], [target]) == [Outcome.OK]
+                assert holds(target, entry.key, written.epoch)
+                served += 1
+        with settings.open(OpenContext(Namespace.of(**FIELDS), CHUNK, epoch=epoch)) as tier:
+            assert written.epoch == epoch or list(tier.entries()) == []
+    assert served
