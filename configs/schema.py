@@ -37,6 +37,7 @@ __all__ = [
     "PromoteAfter",
     "SecondarySettings",
     "Settings",
+    "SharedSettings",
     "StackSettings",
     "TierBase",
     "Watermarks",
@@ -156,8 +157,6 @@ class PrimarySettings(TierBase):
     hugepages: bool = False
 
     not_served = {
-        "watermarks": "eviction makes room when it is needed",
-        "staging": "there are no moves between secondary tiers",
         "pin": "memory is page-locked by the worker of an engine",
         "hugepages": "the pool uses pages of the usual size",
     }
@@ -167,7 +166,8 @@ class SecondarySettings(TierBase):
     """What every tier behind the primary one has."""
 
     write: Literal["through", "on_evict", "off"] = "through"
-    """How this tier receives: `through`: from primary, when a store has completed."""
+    """How this tier receives: `through`: from primary, when a store has completed; `on_evict`: what the tier
+    directly above evicts; `off`: nothing new."""
     fill: bool = True
     """Receives too what is promoted from below it."""
     promote: Literal["always", "never"] | PromoteAfter = "always"
@@ -178,16 +178,10 @@ class SecondarySettings(TierBase):
     """Threads, and with them connections and operations at a time."""
     queue: Fraction = 0.125
     """Share of primary's slots that stores waiting for this tier may pin; beyond it they are shed."""
-    retries: Annotated[int, Field(ge=0)] = 0
+    admit_after: Annotated[int, Field(ge=1)] = 1
+    """Stores chunks only from their n-th use on."""
+    retries: Annotated[int, Field(ge=0, le=10)] = 0
     breaker: BreakerSettings = BreakerSettings()
-
-    not_served = {
-        "write": "a tier receives `through`",
-        "promote": "chunks are promoted `always`",
-        "ttl": "chunks stay until they are evicted",
-        "retries": "a failed operation is a miss, at once",
-        "breaker": "each operation stands for itself",
-    }
 
 
 class BoundedSettings(SecondarySettings):
@@ -209,6 +203,14 @@ def tier_class(kind: str) -> type[TierBase]:
             f"{kind!r} is declared by {known(TIERS)[kind].value}, which is no settings class of a tier"
         )
     return found
+
+
+class SharedSettings(SecondarySettings):
+    """A tier that others write to too, so that it has to be asked what it holds."""
+
+    fill: bool = False
+    probe_ttl: NonZeroDuration = 10.0
+    """Seconds for which an existence answer is believed."""
 
 
 class StackSettings(Settings):
@@ -238,7 +240,7 @@ class StackSettings(Settings):
     @field_validator("tiers")
     @classmethod
     def _chain(cls, tiers: tuple[TierBase, ...]) -> tuple[TierBase, ...]:
-        found = [*_misplaced(tiers), *_namesakes(tiers), *_sharing(tiers)]
+        found = [*_misplaced(tiers), *_namesakes(tiers), *_sharing(tiers), *_demoting(tiers)]
         if found:
             text = "; ".join(text for _, text in found).replace("{", "{{")
             raise PydanticCustomError(CONTRADICTION, text, {"found": found})
@@ -265,6 +267,18 @@ def _misplaced(tiers: tuple[TierBase, ...]) -> _Found:
     for place, tier in enumerate(tiers[1:], 1):
         if not isinstance(tier, SecondarySettings):
             yield (place, "type"), f"{tier.type!r} can only be the first tier"
+
+
+def _demoting(tiers: tuple[TierBase, ...]) -> _Found:
+    for place, tier in enumerate(tiers[1:], 1):
+        above = tiers[place - 1]
+        evicts = isinstance(above, PrimarySettings) or getattr(above, "eviction", None) is not None
+        if isinstance(tier, SecondarySettings) and tier.write == "on_evict" and not evicts:
+            yield (
+                ("tiers", place, "write"),
+                f"'on_evict' is allowed only directly below a tier whose eviction is ours; tiers[{place - 1}] of "
+                f"type {above.type!r} makes room by itself",
+            )
 
 
 def _namesakes(tiers: tuple[TierBase, ...]) -> _Found:

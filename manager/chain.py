@@ -1,7 +1,7 @@
 """What lies below primary: the secondary tiers, in order."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvcascade.errors import TierError
 from kvcascade.types import Key, MissReason
@@ -27,14 +27,20 @@ class Chain:
             events.stored(level.name, list(level.residency))
 
     def find(self, key: Key) -> Level | None:
-        """The topmost tier that holds the key and can be asked for it."""
+        """The topmost tier that holds the key and gives it to primary."""
         for level in self.levels:
-            if level.holds(key):
+            if level.holds(key) and level.promotes(key):
                 return level
         return None
 
+    def unsure(self, key: Key) -> list[Level]:
+        """The tiers that would have to be asked whether they hold the key."""
+        return [level for level in self.levels if level.unsure(key) and level.promotes(key)]
+
     def why(self, key: Key) -> MissReason:
-        """Why no tier holds the key: the reason of the lowest tier that has ever known it."""
+        """Why no tier gives the key: the reason of the lowest tier that has ever known it."""
+        if any(level.holds(key) for level in self.levels):
+            return MissReason.REFUSED
         for level in reversed(self.levels):
             reason = level.why(key)
             if reason is not MissReason.NEVER_STORED:
@@ -50,9 +56,10 @@ class Chain:
         """What the lanes have to say; each level is up to date with a report when it is given out. Jobs whose
         deadline is before `overdue` (default: now) are reported, ended or not."""
         for level in self.levels:
+            level.advance(now)
             self._events.removed(level.name, level.settle_void(now))
             for report in level.lane.poll(now if overdue is None else overdue):
-                self._tell(level, level.record(report))
+                self._tell(level, level.record(report, now))
                 yield level, report
             for moved in level.read_changes():
                 self._tell(level, moved)
@@ -64,9 +71,17 @@ class Chain:
     def touch(self, keys: Sequence[Key]) -> None:
         """These were used, as one prompt, head first."""
         for level in self.levels:
+            self._events.removed(level.name, level.expire(keys))
             here = level.residency.touch(keys)
             if here:
                 level.tier.touch(here)
+
+    def used(self, keys: Iterable[Key]) -> None:
+        """A request that used these keys has finished."""
+        for level in self.levels:
+            if level.counts_uses:
+                for key in keys:
+                    level.used(key)
 
     def finish(self, owner: str) -> None:
         """This request will cause no more jobs."""

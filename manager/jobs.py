@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvcascade.errors import TierUnavailable
 from kvcascade.types import Key, Outcome
 
-__all__ = ["Job", "JobKind", "Report"]
+if TYPE_CHECKING:
+    from .level import Level
+
+__all__ = ["Flow", "Job", "JobKind", "Report"]
 
 _ids = count(1)
 
@@ -17,6 +20,8 @@ _ids = count(1)
 class JobKind(Enum):
     READ = "read"
     WRITE = "write"
+    PROBE = "probe"
+    """Asks whether keys are there: OK or MISSING. It has no slots."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +35,8 @@ class Job:
     victims: Sequence[Key]
     owner: str
     """The request that it is for; "" for the manager itself."""
+    flow: "Flow"
+    """Who is told what became of it."""
     deadline: float
     """When it is reported as failed, whether it has ended or not; in the manager's clock."""
     generation: int = 0
@@ -44,6 +51,13 @@ class Job:
     def failed(self, why: str) -> list[Outcome]:
         """The outcomes of a job that did nothing."""
         return [Outcome.failed(TierUnavailable(why))] * len(self.keys)
+
+
+class Flow(Protocol):
+    """A kind of movement of chunks: it submits jobs, and is told their reports."""
+
+    def ended(self, level: "Level", report: "Report", now: float) -> None:
+        """What a lane says of a job of this flow; the level is up to date with it."""
 
 
 class Report(NamedTuple):

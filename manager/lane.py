@@ -3,16 +3,17 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Condition, Thread
 from typing import Protocol
 
-from kvcascade.errors import ClosedError, TierError, TierUnavailable
+from kvcascade.errors import ClosedError, TierError, TierRefused, TierUnavailable
 from kvcascade.tiers import Tier
-from kvcascade.types import Buffer, Changes, Outcome
+from kvcascade.types import Buffer, Changes, Key, Outcome, OutcomeKind
 
 from .jobs import Job, JobKind, Report
+from .retry import Retry
 
 __all__ = ["Lane", "ThreadLane"]
 
@@ -73,8 +74,13 @@ class ThreadLane:
         tier: Tier,
         slot: Callable[[int], Buffer],
         concurrency: int,
+        retries: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`slot`: the bytes of a slot; `concurrency`: threads; `clock`: the one that deadlines are in."""
         self._name = name
+        self._retry = Retry(retries)
+        self._clock = clock
         self._tier = tier
         self._slot = slot
         self._lock = Condition()
@@ -111,10 +117,10 @@ class ThreadLane:
             if self._closing:
                 raise ClosedError(f"the lane of tier {self._name!r} is closed")
             self._unreported[job.id] = job
-            if job.kind is JobKind.READ:
-                self._loads.setdefault(job.owner, deque()).append(job)
-            else:
+            if job.kind is JobKind.WRITE:
                 self._stores.append(job)
+            else:
+                self._loads.setdefault(job.owner, deque()).append(job)
             self._lock.notify()
 
     def finish(self, owner: str) -> None:
@@ -248,17 +254,43 @@ class ThreadLane:
 
     def _run(self, job: Job) -> None:
         begin = time.monotonic()
-        try:
-            buffers = [self._slot(slot) for slot in job.slots]
-            if job.kind is JobKind.READ:
-                outcomes = self._tier.read(job.keys, buffers)
-            else:
-                outcomes = self._tier.write(job.keys, buffers, job.victims)
-            if len(outcomes) != len(job.keys):
-                outcomes = job.failed(f"{len(outcomes)} outcomes for {len(job.keys)} keys")
-        except Exception as error:  # a tier that raises has failed this job, and nothing else
-            outcomes = [Outcome.failed(_as_tier_error(error))] * len(job.keys)
+        outcomes = self._try(job, range(len(job.keys)))
+        self._retry.tried(len(outcomes))
+        for attempt in range(self._retry.times):
+            failed = [place for place, outcome in enumerate(outcomes) if _may_recover(outcome)]
+            if not failed or not self._retry.allowed() or not self._pause(attempt, job.deadline):
+                break
+            for place, outcome in zip(failed, self._try(job, failed), strict=True):
+                outcomes[place] = outcome
         self._reports.append(Report(job, outcomes, seconds=time.monotonic() - begin))
+
+    def _try(self, job: Job, places: Sequence[int]) -> list[Outcome]:
+        """Does the job for these of its keys."""
+        keys = [job.keys[place] for place in places]
+        try:
+            outcomes = self._call(job, keys, places)
+            if len(outcomes) == len(keys):
+                return outcomes
+            error: Exception = TierUnavailable(f"{len(outcomes)} outcomes for {len(keys)} keys")
+        except Exception as raised:  # a tier that raises has failed this job, and nothing else
+            error = raised
+        return [Outcome.failed(_as_tier_error(error))] * len(keys)
+
+    def _call(self, job: Job, keys: Sequence[Key], places: Sequence[int]) -> list[Outcome]:
+        if job.kind is JobKind.PROBE:
+            return [Outcome.OK if there else Outcome.MISSING for there in self._tier.exists(keys)]
+        buffers = [self._slot(job.slots[place]) for place in places]
+        if job.kind is JobKind.READ:
+            return self._tier.read(keys, buffers)
+        return self._tier.write(keys, buffers, job.victims)
+
+    def _pause(self, attempt: int, deadline: float) -> bool:
+        """Waits before another attempt; False where there is no time for one."""
+        pause = self._retry.pause(attempt)
+        if self._clock() + pause >= deadline:
+            return False
+        with self._lock:
+            return not self._lock.wait_for(lambda: self._closing, pause)
 
     def _maintain(self) -> None:
         try:
@@ -277,6 +309,10 @@ def _resolve(action: Callable[[], None], done: "Future[None]") -> None:
         done.set_exception(_as_tier_error(error))
     else:
         done.set_result(None)
+
+
+def _may_recover(outcome: Outcome) -> bool:
+    return outcome.kind is OutcomeKind.FAILED and not isinstance(outcome.cause, TierRefused)
 
 
 def _as_tier_error(error: Exception) -> TierError:

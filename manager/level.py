@@ -1,25 +1,33 @@
 """One secondary tier as the manager sees it: its medium, its lane, what it holds, and what is counted."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from typing import NamedTuple
 
-from kvcascade.configs.schema import SecondarySettings
+from kvcascade.configs.schema import PromoteAfter, SecondarySettings
 from kvcascade.tiers import Tier
 from kvcascade.types import Key, MissReason, OutcomeKind
 
+from .breaker import Breaker
 from .jobs import Job, JobKind, Report
 from .lane import Lane
+from .probes import ProbeTable
 from .residency import Residency
 from .stats import TierStats
+from .uses import UseCounts
+from .voiding import Voiding
 
 __all__ = ["Level", "Moved"]
+
+logger = logging.getLogger("kvcascade")
 
 _REMEMBERED = 1 << 16
 _JOB_BYTES = 8 << 20
 _JOB_CHUNKS = 64
-_VOID_AGAIN = 1.0
+_DOUBTFUL_A_JOB = 64
+_SQUEEZED_FOR = 30.0
 
 _REASONS = {
     OutcomeKind.MISSING: MissReason.EVICTED,
@@ -44,7 +52,7 @@ class Level:
         place: int,
         settings: SecondarySettings,
         tier: Tier,
-        residency: Residency,
+        residency: Residency | ProbeTable,
         lane: Lane,
         chunk_bytes: int,
     ) -> None:
@@ -64,27 +72,79 @@ class Level:
         """Jobs that have not ended."""
         self._generation = 0
         self._missed: dict[Key, None] = {}
-        self._voiding: Future[None] | None = None
-        self._stragglers = False
-        self._void_again = 0.0
-        self._epoch = ""
+        self._doubtful: dict[Key, None] = {}
+        self._breaker = Breaker(settings.breaker.failures, settings.breaker.probe_every)
+        self._voiding = Voiding(tier, lane)
+        self._uses = UseCounts()
+        self._was_up = True
+        self._squeezed_until = 0.0
 
     @property
     def name(self) -> str:
         return self.settings.name
 
     @property
+    def shared(self) -> bool:
+        return isinstance(self.residency, ProbeTable)
+
+    @property
     def up(self) -> bool:
-        """Whether it is asked at all. A tier whose threads are all stuck, or whose old epoch could not be voided,
-        is not."""
-        return self._voiding is None and self.lane.lost < self.settings.concurrency
+        """Whether it is asked at all. A tier that fails again and again, whose threads are all stuck, or whose old
+        epoch could not be voided, is not."""
+        return self._breaker.closed and not self._voiding.under_way and self.lane.lost < self.settings.concurrency
 
     def holds(self, key: Key) -> bool:
+        """Whether the key is known to be readable here."""
         return self.up and key in self.residency
+
+    def unsure(self, key: Key) -> bool:
+        """Whether it is not known if the key is here."""
+        return isinstance(self.residency, ProbeTable) and self.up and not self.residency.knows(key)
 
     def why(self, key: Key) -> MissReason:
         """Why `holds` is False."""
         return self.residency.why(key) if self.up else MissReason.TIER_DOWN
+
+    # Policies
+
+    def expire(self, keys: Sequence[Key]) -> list[Key]:
+        """Of these keys, those whose time is over are forgotten now, and deleted with the next write."""
+        if self.settings.ttl is None or not isinstance(self.residency, Residency):
+            return []
+        old = self.residency.expire(keys)
+        self._doubtful.update(dict.fromkeys(old))
+        return old
+
+    @property
+    def counts_uses(self) -> bool:
+        """Whether a policy of this tier depends on how often a chunk was used."""
+        return isinstance(self.settings.promote, PromoteAfter) or self.settings.admit_after > 1
+
+    def used(self, key: Key) -> None:
+        """One more request that used the key has finished."""
+        self._uses.add(key)
+
+    def promotes(self, key: Key) -> bool:
+        """Whether a chunk that is here moves up to primary when a request asks for it now."""
+        promote = self.settings.promote
+        if isinstance(promote, PromoteAfter):
+            return self._uses[key] + 1 >= promote.after
+        return promote == "always"
+
+    def admits(self, key: Key) -> bool:
+        """Whether the chunk is used often enough, this use included, to be stored here."""
+        return self.settings.admit_after <= 1 or self._uses[key] + 1 >= self.settings.admit_after
+
+    # Probes
+
+    def ask(self, key: Key) -> None:
+        """Somebody wants to know whether the key is here."""
+        if isinstance(self.residency, ProbeTable):
+            self.residency.ask(key)
+
+    def take_asked(self) -> list[Key]:
+        """The keys to probe now."""
+        return self.residency.take_asked() if isinstance(self.residency, ProbeTable) else []
 
     # Jobs
 
@@ -93,11 +153,12 @@ class Level:
         self._running += 1
         if job.kind is JobKind.WRITE:
             self.pinned += len(job.keys)
+            job.victims = [*job.victims, *self._take_doubtful(job)]
         if job.owner:
             self.awaited += 1
         self.lane.submit(job)
 
-    def record(self, report: Report) -> Moved:
+    def record(self, report: Report, now: float) -> Moved:
         """Counts what a job did, and brings the residency up to date with it. Returns what changed there."""
         job = report.job
         first = not (report.ended and job.expired)
@@ -105,16 +166,19 @@ class Level:
             self.awaited -= 1
         if first:
             self._count(report)
-        if report.ended:
-            self._running -= 1
-            self._time(report)
-            if job.kind is JobKind.WRITE:
-                self.pinned -= len(job.keys)
-            if job.generation == self._generation:
-                return self._has_read(report) if job.kind is JobKind.READ else self._has_written(report)
-        return Moved()
+            self._judge(report, now)
+        if not report.ended:
+            return Moved()
+        self._running -= 1
+        self._time(report)
+        if job.kind is JobKind.WRITE:
+            self.pinned -= len(job.keys)
+        if job.generation != self._generation:
+            return Moved()
+        settle = {JobKind.READ: self._has_read, JobKind.WRITE: self._has_written, JobKind.PROBE: self._has_probed}
+        return settle[job.kind](report, now)
 
-    def _has_read(self, report: Report) -> Moved:
+    def _has_read(self, report: Report, now: float) -> Moved:
         gone = []
         for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
             self.residency.end_read(key)
@@ -123,7 +187,7 @@ class Level:
                 gone.append(key)
         return Moved(went=gone)
 
-    def _has_written(self, report: Report) -> Moved:
+    def _has_written(self, report: Report, now: float) -> Moved:
         new = []
         for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
             if outcome.ok:
@@ -133,13 +197,31 @@ class Level:
             self.residency.not_written(key, _REASONS[outcome.kind])
             if outcome.kind is OutcomeKind.FAILED:
                 self.miss(key)
-        if report.ran:
-            return Moved(new, self.residency.deleted(report.job.victims))
-        self.residency.spared(report.job.victims)
-        return Moved(new)
+                self._doubt(report, [key])
+        self._squeeze(report, now)
+        if not report.ran:
+            self.residency.spared(report.job.victims)
+            self._doubtful.update((key, None) for key in report.job.victims if self.residency.absent([key]))
+            return Moved(new)
+        if not any(outcome.ok for outcome in report.outcomes):
+            self._doubt(report, report.job.victims)
+        return Moved(new, self.residency.deleted(report.job.victims))
+
+    def _has_probed(self, report: Report, now: float) -> Moved:
+        if isinstance(self.residency, ProbeTable):
+            for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
+                self.residency.answered(key, outcome)
+        return Moved()
+
+    def _squeeze(self, report: Report, now: float) -> None:
+        """A private tier that refuses has less room than it said: believed for half a minute."""
+        refused = any(outcome.kind is OutcomeKind.REFUSED for outcome in report.outcomes)
+        if refused and isinstance(self.residency, Residency):
+            self.residency.squeeze()
+            self._squeezed_until = now + _SQUEEZED_FOR
 
     def _time(self, report: Report) -> None:
-        if report.ran:
+        if report.ran and report.job.kind is not JobKind.PROBE:
             reads = report.job.kind is JobKind.READ
             (self.stats.read_latency if reads else self.stats.write_latency).add(report.seconds)
 
@@ -153,12 +235,39 @@ class Level:
             stats.read += good
             stats.read_bytes += good * self.chunk_bytes
             stats.failed_reads += bad
-        else:
+        elif job.kind is JobKind.WRITE:
             refused = sum(outcome.kind is OutcomeKind.REFUSED for outcome in report.outcomes)
             stats.written += good
             stats.written_bytes += good * self.chunk_bytes
             stats.refused += refused
             stats.failed_writes += bad - refused
+
+    def _judge(self, report: Report, now: float) -> None:
+        """Tells the breaker how it went."""
+        if not report.ran and not report.late:
+            return
+        if any(outcome.kind is OutcomeKind.FAILED for outcome in report.outcomes):
+            self._breaker.failed(now)
+            if not self._breaker.closed:
+                self.lane.withdraw()
+        else:
+            self._breaker.succeeded()
+
+    # What the tier may hold although nobody knows of it: deleted with the next write
+
+    def _doubt(self, report: Report, keys: Sequence[Key]) -> None:
+        if not self.shared and report.ran and len(self._doubtful) < _REMEMBERED:
+            self._doubtful.update(dict.fromkeys(keys))
+
+    def _take_doubtful(self, job: Job) -> list[Key]:
+        if not self._doubtful:
+            return []
+        for key in job.keys:
+            self._doubtful.pop(key, None)
+        taken = list(self._doubtful)[:_DOUBTFUL_A_JOB]
+        for key in taken:
+            del self._doubtful[key]
+        return [key for key in taken if self.residency.absent([key])]
 
     # Cascades that did not happen
 
@@ -181,34 +290,30 @@ class Level:
 
     def void(self, epoch: str) -> "Future[None]":
         """Begins to make everything stored so far void, in the lane. The tier is down until `settle_void`."""
-        self._epoch = epoch
-        self._stragglers = False
-        self._voiding = self.lane.run(lambda: self.tier.move_to(epoch))
         self._generation += 1
         self._missed.clear()
-        return self._voiding
+        self._doubtful.clear()
+        return self._voiding.begin(epoch)
 
     def settle_void(self, now: float) -> list[Key]:
-        """Where the voiding has ended: the tier is up again, empty; where it failed, it is tried again in a while.
-        A write that was begun before may reach the tier after it was voided: the tier stays down until all such
-        have ended, and is voided once more. Returns the keys that are gone."""
-        voiding = self._voiding
-        if voiding is None or not voiding.done():
-            return []
-        self._stragglers = self._stragglers or self._running > 0
-        if self._running:
-            return []
-        if voiding.exception() is not None:
-            if now >= self._void_again:
-                self._void_again = now + _VOID_AGAIN
-                self._voiding = self.lane.run(lambda: self.tier.move_to(self._epoch))
-            return []
-        if self._stragglers:
-            self._stragglers = False
-            self._voiding = self.lane.run(lambda: self.tier.move_to(self._epoch))
-            return []
-        self._voiding = None
-        return self.residency.clear()
+        """Where the voiding has ended: the tier is up again, empty. Returns the keys that are gone."""
+        return self.residency.clear() if self._voiding.settled(now, self._running) else []
+
+    # Each step
+
+    def advance(self, now: float) -> None:
+        """The time of the step; says in the log, once, when the tier goes down or comes back."""
+        self.residency.now = now
+        if self._squeezed_until and now >= self._squeezed_until and isinstance(self.residency, Residency):
+            self._squeezed_until = 0.0
+            self.residency.capacity = self.stats.capacity
+        if self.up != self._was_up:
+            self._was_up = self.up
+            logger.warning("tier %r is %s", self.name, "up again" if self.up else "down: its lookups are misses")
+
+    def trial_due(self, now: float) -> bool:
+        """Whether the tier is down and should be tried with one probe."""
+        return self._breaker.trial_due(now)
 
     def read_changes(self) -> Iterator[Moved]:
         """Takes in what the tier's own housekeeping has found and dropped."""

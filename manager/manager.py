@@ -1,22 +1,24 @@
 """`SecondaryTierManager`: the verbs that an engine calls."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
+from kvcascade.configs.schema import Watermarks
 from kvcascade.errors import ClosedError, ProtocolError
 from kvcascade.tiers.host import HostPool
 from kvcascade.types import Key, LookupResult, MissReason, PrefixMatch, RequestContext, StoreOffer
 
+from .cascade import Cascade
 from .chain import Chain
+from .demotion import Demotion
 from .events import Event, EventLog
-from .flow import Cascade, Promotion
-from .jobs import JobKind
-from .level import Level
 from .primary import Primary
+from .probing import Probing
+from .promotion import Promotion
 from .requests import Delivery, Request, RequestTable
 from .slots import SlotState
 from .stats import StackStats
@@ -63,9 +65,12 @@ class SecondaryTierManager:
         events: EventLog,
         reset_scope: Literal["all", "primary"] = "all",
         log_every: float = 0.0,
+        watermarks: Watermarks | None = None,
+        staging: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`log_every`: seconds between two summary lines in the log, 0 for none."""
+        """`log_every`: seconds between two summary lines in the log, 0 for none; `staging`: slots of the pool that
+        are not primary's, for moves between the tiers below."""
         self.pool = pool
         self._primary = primary
         self._slots = primary.slots
@@ -74,7 +79,10 @@ class SecondaryTierManager:
         self._reset_scope = reset_scope
         self._clock = clock
         self._cascade = Cascade(primary, chain)
-        self._promotion = Promotion(primary, chain)
+        self._promotion = Promotion(primary, chain, self._cascade)
+        self._probing = Probing(chain)
+        self._demotion = Demotion(primary, chain, self._cascade, watermarks or Watermarks(), staging)
+        self._cascade.hold = self._demotion.hold
         self._requests = RequestTable()
         self._storing: dict[Key, Request] = {}
         self._loading: dict[Key, list[Request]] = {}
@@ -100,6 +108,7 @@ class SecondaryTierManager:
         self._requests.finish(request)
         self._promotion.drop(request)
         self._use(list(request.keys), request)
+        self._chain.used(request.keys)
         self._end_if_over(request)
 
     # Lookups
@@ -192,7 +201,7 @@ class SecondaryTierManager:
         request.keys.update(dict.fromkeys(keys))
         new = [key for key in dict.fromkeys(keys) if self._storable(key)]
         victims = self._slots.victims(len(new), spare=request.keys)
-        if victims is None:
+        if victims is None or self._held(victims):
             self._primary.refuse(new)
             return None
         evicted = self._primary.evict(victims)
@@ -224,7 +233,9 @@ class SecondaryTierManager:
     def on_schedule_end(self) -> None:
         """The step ends: what its lookups wanted is submitted."""
         self._begin_step()
+        self._probing.flush(self._now)
         self._promotion.flush(self._now)
+        self._demotion.advance(self._now)
         self._release_overdue()
         self._slots.end_step()
         self._stepping = False
@@ -264,8 +275,7 @@ class SecondaryTierManager:
         self._begin_step()
         scope = scope or self._reset_scope
         self._chain.drain(timeout)
-        for _ in self._take_reports(overdue=inf):
-            pass  # what arrives now is void: it fills no tier
+        self._read_results(overdue=inf)
         for request in self._requests:
             self._promotion.release(request)
             request.forget_transfers()
@@ -274,6 +284,7 @@ class SecondaryTierManager:
         self._storing.clear()
         self._loading.clear()
         self._promotion.reset()
+        self._demotion.reset()
         self._primary.clear(copies)
         for request in self._requests.ending:
             self._end_if_over(request)
@@ -323,18 +334,12 @@ class SecondaryTierManager:
         self._stepping = True
         self._now = self._clock()
         self._read_results()
+        self._promotion.fill(self._now)
 
-    def _read_results(self) -> None:
-        for level, arrived in self._take_reports():
-            self._cascade.fill(level, arrived, self._now)
-
-    def _take_reports(self, overdue: float | None = None) -> Iterator[tuple[Level, list[Key]]]:
-        """Brings all up to date with what the lanes say; gives out what has arrived in primary, and from where."""
+    def _read_results(self, overdue: float | None = None) -> None:
+        """Brings all up to date with what the lanes say."""
         for level, report in self._chain.poll(self._now, overdue):
-            if report.job.kind is JobKind.WRITE:
-                self._cascade.ended(report)
-            else:
-                yield level, self._promotion.ended(level, report, self._now)
+            report.job.flow.ended(level, report, self._now)
 
     def _look_further(self, key: Key, request: Request) -> LookupResult:
         """The answer for a chunk that primary can't give now."""
@@ -345,7 +350,8 @@ class SecondaryTierManager:
         if key not in request.answers:
             self._count_misses(key, level.place if level else len(self._chain.levels))
         reason = request.turned_down.get(key)
-        if reason is None and slot < 0 and level is None:
+        unsure = reason is None and slot < 0 and level is None and self._probing.ask(key)
+        if reason is None and slot < 0 and level is None and not unsure:
             reason = self._why(key)
         elif reason is None and self._out_of_patience(request):
             reason = request.turned_down[key] = MissReason.TIMED_OUT
@@ -353,6 +359,8 @@ class SecondaryTierManager:
             request.answers[key] = reason
             return LookupResult.MISS
         request.answers[key] = Delivery.PENDING
+        if unsure:
+            return LookupResult.RETRY
         if level is not None:
             self._promotion.want(key, request)
         else:
@@ -379,6 +387,10 @@ class SecondaryTierManager:
         self._slots.touch(keys)
         self._chain.touch(keys)
         self._cascade.again(keys, request.owner, self._now)
+
+    def _held(self, victims: Sequence[int]) -> bool:
+        """Whether these slots are needed for chunks that are just being moved down."""
+        return bool(victims) and self._cascade.hold(None, [self._slots.key(slot) for slot in victims], self._now)
 
     def _storable(self, key: Key) -> bool:
         return self._slots.find(key) < 0 and not self._slots.quarantined(key)

@@ -1,5 +1,6 @@
 """What a private tier holds, known in memory, so that a lookup is answered at once."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -40,9 +41,13 @@ class Residency:
         footprint: Callable[[int], int],
         capacity: int | None,
         policy: EvictionPolicy,
+        ttl: float | None = None,
     ) -> None:
-        """`footprint`: payload bytes to occupied bytes; `capacity`: occupied bytes in all, None for no bound."""
+        """`footprint`: payload bytes to occupied bytes; `capacity`: occupied bytes in all, None for no bound;
+        `ttl`: seconds that a chunk is readable, None for no end."""
         self.capacity = capacity
+        self.now = 0.0
+        """The time of the step, set by the level."""
         self.bytes = 0
         self.chunks = 0
         """READY ones."""
@@ -50,9 +55,14 @@ class Residency:
         self.ghosts = Ghosts()
         self._footprint = footprint
         self._policy = policy
+        self._ttl = ttl
         self._entries: KeyMap[int] = KeyMap()
         self._keys: list[Key] = []
         self._sizes: list[int] = []
+        self._born: list[float] = []
+        self._clean = bytearray()
+        self.clean = 0
+        """READY ones that are marked as held below too."""
         self._states = bytearray()
         self._readers: list[int] = []
         self._free: list[int] = []
@@ -61,16 +71,19 @@ class Residency:
         """Takes in what a tier found, the least recently used first. Known keys are left as they are; returns the
         others."""
         new = []
+        unix = time.time()
         for entry in sorted(entries, key=lambda entry: entry.used):
             if entry.key not in self._entries:
-                self._add(entry.key, self._footprint(entry.nbytes), _State.READY)
+                born = self.now - max(0.0, unix - entry.written)
+                self._add(entry.key, self._footprint(entry.nbytes), _State.READY, born)
                 self.chunks += 1
                 new.append(entry.key)
         return new
 
     def __contains__(self, key: Key) -> bool:
         """Whether the key is readable on the tier."""
-        return self._state(key) == _State.READY
+        entry = self._entries.get(key)
+        return entry is not None and self._states[entry] == _State.READY and not self._expired(entry)
 
     def __iter__(self) -> Iterator[Key]:
         """The readable keys."""
@@ -78,7 +91,42 @@ class Residency:
 
     def why(self, key: Key) -> MissReason:
         """Why the key is not readable."""
-        return self.ghosts.why(key)
+        entry = self._entries.get(key)
+        return MissReason.EXPIRED if entry is not None and self._expired(entry) else self.ghosts.why(key)
+
+    def size_of(self, nbytes: int) -> int:
+        """Bytes that a chunk of `nbytes` payload bytes occupies."""
+        return self._footprint(nbytes)
+
+    def coldest(self, count: int) -> list[Key]:
+        """The up to `count` keys that would go first."""
+        return [self._keys[entry] for entry in self._policy.victims(count, self._busy)]
+
+    def is_clean(self, key: Key) -> bool:
+        """Whether the chunk is held by the tier below too."""
+        entry = self._entries.get(key)
+        return entry is not None and bool(self._clean[entry])
+
+    def mark_clean(self, key: Key) -> None:
+        """The chunk is held by the tier below too."""
+        entry = self._entries.get(key)
+        if entry is not None and self._states[entry] == _State.READY and not self._clean[entry]:
+            self._clean[entry] = 1
+            self.clean += 1
+
+    def expire(self, keys: Iterable[Key]) -> list[Key]:
+        """Forgets those of the keys that have outlived their time, if nothing uses them; the caller has them
+        deleted."""
+        old = [key for key in keys if self._outlived(key)]
+        for key in old:
+            self.lost(key, MissReason.EXPIRED)
+        return old
+
+    def squeeze(self) -> None:
+        """The tier has refused what should have fitted: it has less room than it said. Until `capacity` is set
+        again, victims make room for what comes."""
+        if self.capacity is not None:
+            self.capacity = min(self.capacity, self.bytes)
 
     def touch(self, keys: Sequence[Key]) -> list[Key]:
         """These were used, as one prompt, head first. Returns those that are here, tail first."""
@@ -98,21 +146,26 @@ class Residency:
         """The places of those keys that a write could bring: neither here nor on their way here or away."""
         return [place for place, key in enumerate(keys) if key not in self._entries]
 
-    def admit(self, keys: Sequence[Key], nbytes: int) -> Admission:
+    def admit(
+        self, keys: Sequence[Key], nbytes: int, hold: Callable[[Sequence[Key]], bool] = lambda victims: False
+    ) -> Admission:
         """Reserves room for these absent keys, as many leading ones as there can be room for, and chooses the
-        victims that this takes. Each chunk has `nbytes` payload bytes."""
+        victims that this takes, unless `hold` says that they should not go yet. Each chunk has `nbytes` payload
+        bytes."""
         size = self._footprint(nbytes)
         count, victims = len(keys), []
         if self.capacity is not None:
             free = self.capacity - self.bytes
             if count * size > free:
                 victims = self._policy.victims(-(-(count * size - free) // size), self._busy)
+                if victims and hold([self._keys[victim] for victim in victims]):
+                    victims = []
                 free += sum(self._sizes[victim] for victim in victims)
                 count = min(count, max(0, free // size))
                 victims = self._fewest(victims, self.bytes + count * size - self.capacity)
         gone = [self._evict(victim) for victim in victims]
         for key in reversed(keys[:count]):
-            self._add(key, size, _State.WRITING)
+            self._add(key, size, _State.WRITING, self.now)
         return Admission(count, gone)
 
     def written(self, key: Key) -> bool:
@@ -186,6 +239,9 @@ class Residency:
                 self._policy.remove(entry)
         self._keys.clear()
         self._sizes.clear()
+        self._born.clear()
+        self._clean.clear()
+        self.clean = 0
         self._states.clear()
         self._readers.clear()
         self._free.clear()
@@ -196,23 +252,37 @@ class Residency:
         entry = self._entries.get(key)
         return 0 if entry is None else self._states[entry]
 
-    def _add(self, key: Key, size: int, state: _State) -> None:
+    def _expired(self, entry: int) -> bool:
+        return self._ttl is not None and self.now - self._born[entry] > self._ttl
+
+    def _outlived(self, key: Key) -> bool:
+        entry = self._entries.get(key)
+        return entry is not None and self._expired(entry) and not self._busy(entry)
+
+    def _add(self, key: Key, size: int, state: _State, born: float) -> None:
         if self._free:
             entry = self._free.pop()
             self._keys[entry], self._sizes[entry], self._readers[entry] = key, size, 0
-            self._states[entry] = state
+            self._states[entry], self._born[entry] = state, born
         else:
             entry = len(self._keys)
             self._keys.append(key)
             self._sizes.append(size)
+            self._born.append(born)
+            self._clean.append(0)
             self._readers.append(0)
             self._states.append(state)
         self._entries[key] = entry
         self.bytes += size
         self._policy.insert(entry, key)
 
+    def _soil(self, entry: int) -> None:
+        self.clean -= self._clean[entry]
+        self._clean[entry] = 0
+
     def _evict(self, entry: int) -> Key:
         key = self._keys[entry]
+        self._soil(entry)
         self._policy.remove(entry)
         self._states[entry] = _State.LEAVING
         self.bytes -= self._sizes[entry]
@@ -229,6 +299,7 @@ class Residency:
         self._give_back(entry)
 
     def _give_back(self, entry: int) -> None:
+        self._soil(entry)
         self._states[entry] = 0
         self._keys[entry] = b""
         self._free.append(entry)

@@ -48,6 +48,9 @@ class SlotTable:
         self._states = bytearray(capacity)
         self._pins = [0] * capacity
         self._free = list(range(capacity - 1, -1, -1))
+        self.clean = 0
+        """Readable slots that are marked as held below too."""
+        self._clean = bytearray(capacity)
         self._step = 1
         self._hit_step = [0] * capacity
         self._hits: list[int] = []
@@ -120,8 +123,8 @@ class SlotTable:
     # Coming and going
 
     def victims(self, room: int, spare: Container[Key] = ()) -> list[int] | None:
-        """The slots that would have to go for `room` free ones; None where there is no such room. Chunks of `spare`
-        stay; those that would have gone count as used."""
+        """The slots that would have to go for `room` free ones; None where there is no such room. Chunks of
+        `spare` stay; those that would have gone count as used."""
         short = room - len(self._free)
         if short <= 0:
             return []
@@ -138,6 +141,22 @@ class SlotTable:
         found = self._policy.victims(short, busy if spare else self._busy)
         self._policy.touch(spared)
         return found if len(found) == short else None
+
+    def coldest(self, count: int) -> list[int]:
+        """The up to `count` slots that would go first."""
+        return self._policy.victims(count, self._busy)
+
+    def is_clean(self, key: Key) -> bool:
+        """Whether the key's chunk is held below too."""
+        slot = self._slots.get(key)
+        return slot is not None and bool(self._clean[slot])
+
+    def mark_clean(self, key: Key) -> None:
+        """The key's chunk is held below too."""
+        slot = self._slots.get(key)
+        if slot is not None and self._states[slot] == SlotState.READY and not self._clean[slot]:
+            self._clean[slot] = 1
+            self.clean += 1
 
     def evict(self, victims: Iterable[int]) -> list[Key]:
         """Frees these slots; returns their keys."""
@@ -170,6 +189,7 @@ class SlotTable:
         key = self._keys[slot]
         self._slots.pop(key)
         self._policy.remove(slot)
+        self._soil(slot)
         self._states[slot] = SlotState.QUARANTINED
         return key
 
@@ -214,7 +234,7 @@ class SlotTable:
         return readable
 
     def release_quarantined(self, key: Key, req_id: str) -> None:
-        """A copy of this request, begun before a reset, has ended: releases its pin, where there is such a copy."""
+        """A copy of this request, begun before a reset, has ended: releases its pin, where there is such."""
         copies = self._copies.get(key, [])
         if req_id not in copies:
             return
@@ -239,7 +259,12 @@ class SlotTable:
         self._set_free(slot)
         return key
 
+    def _soil(self, slot: int) -> None:
+        self.clean -= self._clean[slot]
+        self._clean[slot] = 0
+
     def _set_free(self, slot: int) -> None:
+        self._soil(slot)
         self._states[slot] = SlotState.FREE
         self._keys[slot] = b""
         self._free.append(slot)

@@ -49,6 +49,8 @@ class TierStats:
     misses: Counter[MissReason] = field(default_factory=Counter)
     """Asked for and not here, once a request and chunk."""
     evictions: int = 0
+    dropped: int = 0
+    """Evicted although the tier below should have received them."""
     written: int = 0
     written_bytes: int = 0
     read: int = 0

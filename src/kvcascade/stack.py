@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Protocol
 
 from kvcascade.configs.registry import EVICTION, resolve
 from kvcascade.configs.schema import PrimarySettings, SecondarySettings, StackSettings
@@ -15,6 +16,7 @@ from kvcascade.manager.eviction import EvictionPolicy
 from kvcascade.manager.lane import Lane, ThreadLane
 from kvcascade.manager.level import Level
 from kvcascade.manager.primary import Primary
+from kvcascade.manager.probes import ProbeTable
 from kvcascade.manager.residency import Residency
 from kvcascade.manager.slots import SlotTable
 from kvcascade.manager.stats import TierStats
@@ -25,6 +27,21 @@ from kvcascade.types import Buffer, Namespace
 __all__ = ["build"]
 
 _FEWEST_CHUNKS = 4
+_PROBE_TTL = 10.0
+
+
+class LaneMaker(Protocol):
+    """Makes the lane of a tier; see `ThreadLane`."""
+
+    def __call__(
+        self,
+        name: str,
+        tier: Tier,
+        slot: Callable[[int], Buffer],
+        concurrency: int,
+        retries: int,
+        clock: Callable[[], float],
+    ) -> Lane: ...
 
 
 def build(
@@ -36,7 +53,7 @@ def build(
     events: bool = False,
     clock: Callable[[], float] = time.monotonic,
     wrap: Callable[[str, Tier], Tier] = lambda name, tier: tier,
-    lane: Callable[[str, Tier, Callable[[int], Buffer], int], Lane] = ThreadLane,
+    lane: LaneMaker = ThreadLane,
 ) -> SecondaryTierManager:
     """Opens every tier of a stack and returns its manager. Use it as a context manager, or call `shutdown`.
 
@@ -47,7 +64,7 @@ def build(
         events: whether anybody takes the manager's events.
         clock: seconds; what deadlines are measured by.
         wrap: may put something in front of a tier, by its name, for tests and measurements.
-        lane: makes what runs a tier's I/O, from (name, tier, bytes of a slot, concurrency).
+        lane: makes what runs a tier's I/O.
 
     Raises:
         ConfigError: a tier can't be opened as it is described.
@@ -58,21 +75,27 @@ def build(
     context = OpenContext(_within(namespace, settings), chunk_bytes, engine_id, settings.weights_version)
     log = EventLog(events)
     with ExitStack() as undo:
-        pool = undo.enter_context(_pool(settings.primary, chunk_bytes))
+        slots = _slots(settings.primary, chunk_bytes)
+        staging = _staging(settings, chunk_bytes)
+        pool = undo.enter_context(HostPool(slots + staging, chunk_bytes))
         levels: list[Level] = []
         for place, tier_settings in enumerate(settings.secondary, 1):
             tier = wrap(tier_settings.name, _open(tier_settings, context, f"tiers[{place}]"))
             undo.callback(tier.close)
             residency = _residency(tier_settings, tier, chunk_bytes, f"tiers[{place}]")
-            runner = lane(tier_settings.name, tier, pool.slot, tier_settings.concurrency)
+            runner = lane(
+                tier_settings.name, tier, pool.slot, tier_settings.concurrency, tier_settings.retries, clock
+            )
             undo.callback(runner.close, 1.0)
             levels.append(Level(place - 1, tier_settings, tier, residency, runner, chunk_bytes))
         undo.pop_all()
     return SecondaryTierManager(
         pool,
-        _primary(settings.primary, pool, log),
+        _primary(settings.primary, slots, chunk_bytes, log),
         Chain(levels, log),
         log,
+        watermarks=settings.primary.watermarks,
+        staging=range(slots, slots + staging),
         reset_scope=settings.reset_scope,
         log_every=settings.log_every,
         clock=clock,
@@ -86,14 +109,20 @@ def _within(namespace: Namespace, settings: StackSettings) -> Namespace:
     return Namespace.of(**dict(namespace.fields), tenant=settings.namespace)
 
 
-def _pool(settings: PrimarySettings, chunk_bytes: int) -> HostPool:
+def _slots(settings: PrimarySettings, chunk_bytes: int) -> int:
     slots = slots_for(settings.capacity, chunk_bytes)
     if slots < _FEWEST_CHUNKS:
         raise ConfigError(
             f"tiers[0].capacity: {format_size(settings.capacity)} holds {slots} chunks of "
             f"{format_size(chunk_bytes)}; at least {_FEWEST_CHUNKS} are needed"
         )
-    return HostPool(slots, chunk_bytes)
+    return slots
+
+
+def _staging(settings: StackSettings, chunk_bytes: int) -> int:
+    """Slots beyond primary's capacity, where chunks move between secondary tiers."""
+    moves = any(tier.write == "on_evict" for tier in settings.secondary[1:])
+    return slots_for(settings.primary.staging, chunk_bytes) if moves else 0
 
 
 def _open(settings: SecondarySettings, context: OpenContext, where: str) -> Tier:
@@ -102,11 +131,9 @@ def _open(settings: SecondarySettings, context: OpenContext, where: str) -> Tier
     return settings.open(context)
 
 
-def _residency(settings: SecondarySettings, tier: Tier, chunk_bytes: int, where: str) -> Residency:
+def _residency(settings: SecondarySettings, tier: Tier, chunk_bytes: int, where: str) -> Residency | ProbeTable:
     if tier.capabilities.shared:
-        raise ConfigError(
-            f"{where}.type: {settings.type!r} is shared between engines; not served yet by this version"
-        )
+        return ProbeTable(getattr(settings, "probe_ttl", _PROBE_TTL))
     capacity = tier.usage().capacity
     fits = capacity // tier.footprint(chunk_bytes) if capacity is not None else None
     if fits is not None and fits < _FEWEST_CHUNKS:
@@ -115,15 +142,15 @@ def _residency(settings: SecondarySettings, tier: Tier, chunk_bytes: int, where:
             f"{format_size(tier.footprint(chunk_bytes))}; at least {_FEWEST_CHUNKS} are needed"
         )
     policy = _policy(getattr(settings, "eviction", None) or "lru", fits or 0)
-    residency = Residency(tier.footprint, capacity, policy)
+    residency = Residency(tier.footprint, capacity, policy, settings.ttl)
     residency.load(tier.entries())
     return residency
 
 
-def _primary(settings: PrimarySettings, pool: HostPool, events: EventLog) -> Primary:
-    slots = SlotTable(pool.slots, _policy(settings.eviction, pool.slots))
-    stats = TierStats(settings.name, settings.type, capacity=pool.slots * pool.slot_bytes)
-    return Primary(slots, stats, pool.slot_bytes, events)
+def _primary(settings: PrimarySettings, slots: int, chunk_bytes: int, events: EventLog) -> Primary:
+    table = SlotTable(slots, _policy(settings.eviction, slots))
+    stats = TierStats(settings.name, settings.type, capacity=slots * chunk_bytes)
+    return Primary(table, stats, chunk_bytes, events)
 
 
 def _policy(name: str, capacity: int) -> EvictionPolicy:

@@ -140,10 +140,10 @@ TEN_MISTAKES = {
         tiers:
           - type: host
             capacity: 8GiB
-          - type: memory
-            write: on_evict
+            hugepages: true
         """,
-        "stack.yaml:6: tiers[1].write: 'on_evict': not served yet by this version; a tier receives `through`",
+        "stack.yaml:5: tiers[0].hugepages: true: not served yet by this version; the pool uses pages of the usual "
+        "size",
     ),
     "a word that is not a choice": (
         """\
@@ -205,7 +205,8 @@ def test_one_mistake_gets_a_message_to_act_on(name: str, loader: Any, monkeypatc
         ({"url": b"x"}, "tiers[1].url: expected text, a number, true, false, a list or a mapping, not bytes"),
         ({"url": "x" * 200}, None),
         ({"shelves": 10**5000}, "tiers[1].shelves: expected a number of less than 64 bits"),
-        ({"ttl": "1h"}, "tiers[1].ttl: '1h': not served yet by this version; chunks stay until they are evicted"),
+        ({"ttl": "0s"}, "tiers[1].ttl: '0s': expected more than 0"),
+        ({"admit_after": 0}, "tiers[1].admit_after: 0: expected at least 1"),
     ],
 )
 def test_a_value_that_does_not_fit_is_shown_with_what_does(settings: dict[str, Any], expected: str | None) -> None:

@@ -1,9 +1,10 @@
-"""How chunks move between primary and the tiers below it: cascades down, promotions up."""
+"""Secondary to primary."""
 
 from collections.abc import Iterable, Sequence
 
 from kvcascade.types import Key, MissReason, Outcome, OutcomeKind
 
+from .cascade import Cascade
 from .chain import Chain
 from .jobs import Job, JobKind, Report
 from .level import Level
@@ -11,91 +12,7 @@ from .primary import Primary
 from .requests import Request
 from .slots import SlotState
 
-__all__ = ["Cascade", "Promotion"]
-
-
-class Cascade:
-    """Primary to secondary: after a store has completed, and after a promotion for the tiers that are filled.
-
-    Stores that wait for a tier pin at most its `queue` share of primary, and half of primary in all; beyond that
-    they are shed, and remembered by the level until their chunk is used again.
-    """
-
-    def __init__(self, primary: Primary, chain: Chain) -> None:
-        self._slots = primary.slots
-        self._chain = chain
-        slots = self._slots.capacity
-        self._shares = {level: max(1, int(level.settings.queue * slots)) for level in chain.levels}
-        self._pinned: dict[int, int] = {}
-        """Slot -> how many stores wait to read it, or do."""
-
-    def store(self, keys: Sequence[Key], owner: str, now: float) -> None:
-        """These keys, just readable in primary, go to each tier that receives `through`."""
-        for level in self._chain.levels:
-            if level.settings.write == "through":
-                self._submit(level, keys, owner, now)
-
-    def again(self, keys: Sequence[Key], owner: str, now: float) -> None:
-        """These keys were used: cascades of them that did not happen are tried again."""
-        for level in self._chain.levels:
-            missed = [key for key in level.take_missed(keys) if self._slots.hit(key)]
-            if missed:
-                self._submit(level, missed, owner, now)
-
-    def fill(self, source: Level, keys: Sequence[Key], now: float) -> None:
-        """These keys were promoted from `source`: the tiers above it that are filled receive them too."""
-        for level in self._chain.levels[: source.place]:
-            if level.settings.fill and level.settings.write == "through":
-                self._submit(level, keys, "", now)
-
-    def ended(self, report: Report) -> None:
-        if report.ended:
-            for slot in report.job.slots:
-                self._slots.unpin(slot)
-                self._pinned[slot] -= 1
-                if not self._pinned[slot]:
-                    del self._pinned[slot]
-
-    def _submit(self, level: Level, keys: Sequence[Key], owner: str, now: float) -> None:
-        new = [keys[place] for place in level.residency.absent(keys)]
-        room = self._room(level, new)
-        self._shed(level, new[room:])
-        for start in range(0, room, level.job_chunks):
-            self._submit_job(level, new[start : min(room, start + level.job_chunks)], owner, now)
-
-    def _submit_job(self, level: Level, keys: Sequence[Key], owner: str, now: float) -> None:
-        admission = level.residency.admit(keys, level.chunk_bytes)
-        admitted, turned_down = keys[: admission.admitted], keys[admission.admitted :]
-        level.stats.refused += len(turned_down)
-        for key in turned_down:
-            level.residency.ghosts.add(key, MissReason.REFUSED)
-        if not admitted:
-            return
-        slots = [self._slots.find(key) for key in admitted]
-        for slot in slots:
-            self._slots.pin(slot)
-            self._pinned[slot] = self._pinned.get(slot, 0) + 1
-        deadline = now + level.settings.deadline
-        level.submit(Job(JobKind.WRITE, admitted, slots, admission.victims, owner, deadline))
-
-    def _room(self, level: Level, keys: Sequence[Key]) -> int:
-        """How many leading keys may wait for this tier now. A slot that waits for several tiers counts once."""
-        if not level.up:
-            return 0
-        share = self._shares[level] - level.pinned
-        left = self._slots.capacity // 2 - len(self._pinned)
-        for place, key in enumerate(keys):
-            left -= self._slots.find(key) not in self._pinned
-            if place >= share or left < 0:
-                return place
-        return len(keys)
-
-    def _shed(self, level: Level, keys: Iterable[Key]) -> None:
-        reason = MissReason.SHED if level.up else MissReason.TIER_DOWN
-        for key in keys:
-            level.stats.shed += 1
-            level.residency.ghosts.add(key, reason)
-            level.miss(key)
+__all__ = ["Promotion"]
 
 
 class Promotion:
@@ -107,8 +24,9 @@ class Promotion:
     two block each other.
     """
 
-    def __init__(self, primary: Primary, chain: Chain) -> None:
+    def __init__(self, primary: Primary, chain: Chain, cascade: Cascade) -> None:
         self._primary = primary
+        self._cascade = cascade
         self._slots = primary.slots
         self._chain = chain
         self._limit = max(1, self._slots.capacity // 2)
@@ -120,6 +38,7 @@ class Promotion:
         self._lost = 0
         """Slots whose read has passed its deadline and not ended."""
         self._waiting_holder: Request | None = None
+        self._arrived: list[tuple[Level, list[Key]]] = []
 
     @property
     def reserved(self) -> int:
@@ -163,17 +82,22 @@ class Promotion:
         self.release(request)
         self._wanted.pop(request, None)
 
-    def ended(self, level: Level, report: Report, now: float) -> list[Key]:
-        """A read has ended, or passed its deadline. Returns the keys that have arrived by it."""
+    def fill(self, now: float) -> None:
+        """What has arrived in primary goes to the tiers between, too."""
+        arrived, self._arrived = self._arrived, []
+        for level, keys in arrived:
+            self._cascade.fill(level, keys, now)
+
+    def ended(self, level: Level, report: Report, now: float) -> None:
         job = report.job
         if not report.ended:
             self._lose(job)
-            return []
+            return
         if job.expired:
             self._lost -= len(job.slots)
             for slot in job.slots:
                 self._slots.unpin(slot)
-            return []
+            return
         arrived = []
         for key, slot, outcome in zip(job.keys, job.slots, report.outcomes, strict=True):
             waiters = self._waiters.pop(slot, [])
@@ -184,13 +108,14 @@ class Promotion:
                 self._slots.discard(slot)
                 self._turn_down(key, waiters, _reason(outcome, late=report.late))
         self._primary.arrived(arrived)
-        return arrived
+        self._arrived.append((level, arrived))
 
     def reset(self) -> None:
         """Every chunk is void: nobody waits for any."""
         self._wanted.clear()
         self._waiters.clear()
         self._holders.clear()
+        self._arrived.clear()
         self._waiting_holder = None
 
     def _start(self, request: Request, wanted: Iterable[Key], now: float) -> bool:
@@ -204,7 +129,7 @@ class Promotion:
             request.turned_down[key] = MissReason.REFUSED
         keys = keys[:quota]
         victims = self._slots.victims(len(keys)) if self.reserved + len(keys) <= self._limit else None
-        if victims is None:
+        if victims is None or self._held(victims, now):
             return self._wait_for_room(request, keys)
         if self._waiting_holder is request:
             self._waiting_holder = None
@@ -215,6 +140,9 @@ class Promotion:
         request.promoting += len(keys)
         self._read(request, keys, levels, now)
         return True
+
+    def _held(self, victims: Sequence[int], now: float) -> bool:
+        return bool(victims) and self._cascade.hold(None, [self._slots.key(slot) for slot in victims], now)
 
     def _joined(self, request: Request, keys: Iterable[Key]) -> list[Key]:
         """The keys that nobody has begun to read meanwhile; the request joins those that somebody has."""
@@ -246,10 +174,12 @@ class Promotion:
                     level.residency.begin_read(key)
                 slots = [self._slots.find(key) for key in part]
                 deadline = now + level.settings.deadline
-                level.submit(Job(JobKind.READ, part, slots, (), request.owner, deadline))
+                level.submit(Job(JobKind.READ, part, slots, (), request.owner, self, deadline))
 
     def _arrive(self, slot: int, waiters: Iterable[Request], level: Level, now: float) -> None:
         self._slots.publish(slot)
+        if level.settings.write == "on_evict" and level.place == 0:
+            self._slots.mark_clean(self._slots.key(slot))
         for request in waiters:
             request.promoting -= 1
             if not request.finished:
@@ -260,15 +190,15 @@ class Promotion:
         self._slots.unpin(slot)
 
     def _lose(self, job: Job) -> None:
-        """The read has passed its deadline: nobody waits for it any more, but it may still write into its slots."""
+        """The read has passed its deadline: nobody waits for it any more, but it may still write its slots."""
         self._lost += len(job.slots)
         for key, slot in zip(job.keys, job.slots, strict=True):
             self._turn_down(key, self._waiters.pop(slot, ()), MissReason.TIMED_OUT)
             self._slots.abandon(slot)
 
     def _turn_down(self, key: Key, waiters: Iterable[Request], reason: MissReason) -> None:
-        """The read has failed: a MISS for those who waited, but where the tier has turned out not to hold the chunk
-        and one below it does."""
+        """The read has failed: a MISS for those who waited, but where the tier has turned out not to hold the
+        chunk and one below it does."""
         elsewhere = reason in (MissReason.EVICTED, MissReason.CORRUPT) and self._chain.find(key)
         for request in waiters:
             request.promoting -= 1

@@ -1,0 +1,61 @@
+"""Makes a tier's content void, however long that takes."""
+
+from concurrent.futures import Future
+
+from kvcascade.tiers import Tier
+
+from .lane import Lane
+
+__all__ = ["Voiding"]
+
+_AGAIN = 1.0
+
+
+class Voiding:
+    """Moves a tier to another epoch, in its lane. The mark is written at once. A transfer that was begun before
+    may still reach the tier after it: the tier is out of use until all such have ended, and is then voided once
+    more. What fails is tried again. Used by the scheduler thread only."""
+
+    def __init__(self, tier: Tier, lane: Lane) -> None:
+        self._tier = tier
+        self._lane = lane
+        self._epoch = ""
+        self._future: Future[None] | None = None
+        self._stragglers = False
+        self._again_at = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the tier is out of use for that."""
+        return self._future is not None
+
+    def begin(self, epoch: str) -> "Future[None]":
+        """Begins; the future says when the mark is written, or why it can't be."""
+        self._epoch = epoch
+        self._stragglers = False
+        self._future = self._move()
+        return self._future
+
+    def settled(self, now: float, running: int) -> bool:
+        """Whether it has just come to its end, where `running` transfers have not ended."""
+        future = self._future
+        if future is None or not future.done():
+            return False
+        self._stragglers = self._stragglers or running > 0
+        if running:
+            return False
+        if future.exception() is not None:
+            if now >= self._again_at:
+                self._again_at = now + _AGAIN
+                self._future = self._move()
+            return False
+        if self._stragglers:
+            self._stragglers = False
+            self._future = self._move()
+            return False
+        self._future = None
+        return True
+
+    def _move(self) -> "Future[None]":
+        epoch = self._epoch
+        return self._lane.run(lambda: self._tier.move_to(epoch))
