@@ -26,8 +26,8 @@ NO_BLOCK = 0
 class Status(Protocol):
     """A member of the engine's enum of states.
 
-    `FINISHED_STOPPED`, `FINISHED_LENGTH_CAPPED` and `FINISHED_REPETITION` are normal ends; any other finished state
-    (`FINISHED_ABORTED`, `FINISHED_ERROR` ...) counts as an abort.
+    `FINISHED_STOPPED`, `FINISHED_LENGTH_CAPPED` and `FINISHED_REPETITION` are normal ends; any other finished
+    state (`FINISHED_ABORTED`, `FINISHED_ERROR` ...) counts as an abort.
     """
 
     @property
@@ -37,8 +37,8 @@ class Status(Protocol):
 class Request(Protocol):
     """One request, the engine's own object: it is kept from `on_new_request` on and read in every step.
 
-    May also have `kv_transfer_params` (a dict from the client, with `max_load_tokens` and `max_offload_tokens`) and
-    `skip_reading_prefix_cache` (True: it loads nothing).
+    May also have `kv_transfer_params` (a dict from the client, with `max_load_tokens` and `max_offload_tokens`)
+    and `skip_reading_prefix_cache` (True: it loads nothing).
     """
 
     @property
@@ -46,8 +46,8 @@ class Request(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are known: prompt and accepted output. Neither drafts nor placeholders for tokens that a step
-        in flight will sample."""
+        """Tokens that are known: prompt and accepted output. Neither drafts nor placeholders for tokens that a
+        step in flight will sample."""
         ...
 
     @property
@@ -85,7 +85,8 @@ class Block(Protocol):
 
     @property
     def block_hash(self) -> object | None:
-        """Set where the engine's own prefix cache has the block's content already; None where it is to be filled."""
+        """Set where the engine's own prefix cache has the block's content already; None where it is to be
+        filled."""
         ...
 
 
@@ -155,8 +156,8 @@ class StepOutput(Protocol):
 
     @property
     def finished_req_ids(self) -> Collection[str]:
-        """Requests that have finished since the step before; `request_finished` has been called for each. Blocks of
-        theirs may have been given to others in this step, not before."""
+        """Requests that have finished since the step before; `request_finished` has been called for each. Blocks
+        of theirs may have been given to others in this step, not before."""
         ...
 
     @property

@@ -1,14 +1,23 @@
 """`SchedulerAdapter`: decides what to look up, load and store. The half that lives in the engine's scheduler."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, Literal
 
+from kvcascade.errors import ConfigError, ProtocolError
 from kvcascade.manager import ResetReport
 from kvcascade.types import RequestContext
 
+from .coverage import hit_unit
+from .fences import Fences
 from .groups import GroupSpec
+from .jobs import Job, JobTable
+from .lookup import Lookup
+from .plans import StorePlan, plan_load, plan_store
 from .protocols import Blocks, Manager, Request, StepOutput
-from .transfers import ConnectorMetadata, EndedLoad, WorkerReport
+from .requests import RequestState
+from .stats import AdapterStats
+from .transfers import ConnectorMetadata, Direction, EndedLoad, Transfer, WorkerReport
 
 __all__ = ["SchedulerAdapter"]
 
@@ -19,9 +28,8 @@ class SchedulerAdapter:
 
     In each step, in this order: any number of `on_new_request`, `request_finished`, `get_num_new_matched_tokens`
     and `update_state_after_alloc`; then once `build_connector_meta`, whose result goes to every worker. What the
-    workers report goes into `update_connector_output`, between any two of these calls but not between an
-    `update_state_after_alloc` and the `build_connector_meta` after it; in which step, and whether all workers in
-    the same one, does not matter.
+    workers report goes into `update_connector_output`, between any two of these calls; in which step, and whether
+    all workers in the same one, does not matter.
 
     Raises:
         ProtocolError: the engine broke this protocol; the text says what was expected.
@@ -43,73 +51,355 @@ class SchedulerAdapter:
             tokens_per_hash: of the requests' `block_hashes`; by default the smallest `tokens_per_block`.
             workers: how many report each job.
             prompt_only: whether only chunks of prompts are stored.
-            share_loads: whether a request waits while another loads a chunk that it needs, to find it in the engine's
-                own prefix cache afterwards; False for an engine without one.
+            share_loads: whether a request waits while another loads a chunk that it needs, to find it in the
+                engine's own prefix cache afterwards; False for an engine without one.
             context: makes what the manager is told of a request; by default a `RequestContext` of its id.
 
         Raises:
             ConfigError: groups or numbers that can't be.
         """
-        raise NotImplementedError
+        _check_groups(groups)
+        self._manager = manager
+        self._groups = tuple(groups)
+        self._tokens_per_hash = tokens_per_hash or min(group.tokens_per_block for group in groups)
+        _check_hashes(self._tokens_per_hash, groups)
+        if workers < 1:
+            raise ConfigError(f"workers: {workers}; at least 1")
+        self._prompt_only = prompt_only
+        self._share_loads = share_loads
+        self._context = context or (lambda request: RequestContext(request.request_id))
+        self._unit = hit_unit(groups)
+        self._lookup = Lookup(manager, groups)
+        self._jobs = JobTable(workers)
+        self._fences = Fences()
+        self._running: dict[str, RequestState] = {}
+        self._finishing: dict[str, RequestState] = {}
+        """Finished, but the step that lists them as such has not come: their last chunks have not been offered."""
+        self._loads: list[Transfer] = []
+        """Loads begun in the step being planned."""
+        self._stats = AdapterStats()
+
+    # Requests
 
     def on_new_request(self, request: Request) -> None:
         """A request has come. Its object is read until it is finished.
 
-        `max_load_tokens` and `max_offload_tokens` in its `kv_transfer_params` bound what is loaded and stored; values
-        that are no integer of at least 0 are ignored, with one warning.
+        `max_load_tokens` and `max_offload_tokens` in its `kv_transfer_params` bound what is loaded and stored;
+        values that are no integer of at least 0 are ignored, with one warning.
         """
-        raise NotImplementedError
+        name = request.request_id
+        if name in self._running or name in self._finishing:
+            raise ProtocolError(f"on_new_request: {name!r} is in use, until the step that lists it as finished")
+        context = self._context(request)
+        self._manager.on_new_request(context)
+        self._running[name] = RequestState(
+            request, context, self._groups, self._tokens_per_hash, self._prompt_only
+        )
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens can be loaded after the `num_computed_tokens` that the engine has itself, and whether that
-        happens asynchronously (always, if there are any).
+        """How many tokens can be loaded after the `num_computed_tokens` that the engine has itself, and whether
+        that happens asynchronously (always, if there are any).
 
-        None means not known yet: ask again in a later step. So it is while the request still has jobs of its own in
-        flight, while a chunk of its prefix is on its way up, and while another request loads one. May be asked again
-        at any time before `update_state_after_alloc`. All tokens of the request may be there: the engine computes
-        the last one again, to sample.
+        None means not known yet: ask again in a later step. So it is while the request still has jobs of its own
+        in flight, while a chunk of its prefix is on its way up, and while another request loads one. May be asked
+        again at any time before `update_state_after_alloc`. All tokens of the request may be there: the engine
+        computes the last one again, to sample. An engine's own hit that ends inside a block gets nothing on top.
         """
-        raise NotImplementedError
+        state = self._state(request.request_id, "get_num_new_matched_tokens")
+        state.drop_blocks()
+        state.matched = 0
+        if state.jobs:
+            return self._not_yet()
+        state.local = num_computed_tokens
+        state.take_keys()
+        if getattr(request, "skip_reading_prefix_cache", False) or self._inside_block(num_computed_tokens):
+            return 0, False
+        boundary = self._lookup.boundary(state)
+        if boundary is None or (self._share_loads and self._jobs.loading(state.needed_keys(boundary))):
+            return self._not_yet()
+        state.matched = boundary - state.local
+        return state.matched, state.matched > 0
 
     def update_state_after_alloc(self, request: Request, blocks: Blocks, num_external_tokens: int) -> None:
-        """The engine has allocated `blocks`, all the request's blocks for its own hit and for `num_external_tokens`
-        more (at most what the last answer was; 0: nothing is loaded). The request is not scheduled until
-        `update_connector_output` names it."""
-        raise NotImplementedError
-
-    def build_connector_meta(self, step: StepOutput) -> ConnectorMetadata:
-        """The step is planned: what workers are to load, store and flush. Called in every step, also one that runs
-        nothing, before `num_computed_tokens` of the requests is moved on."""
-        raise NotImplementedError
-
-    def update_connector_output(self, report: WorkerReport) -> list[EndedLoad]:
-        """Workers have ended jobs. Returns the loads that have ended on all of them."""
-        raise NotImplementedError
+        """The engine has allocated `blocks`, all the request's blocks for its own hit and for
+        `num_external_tokens` more (at most what the last answer was; 0: nothing is loaded). The request is not
+        scheduled until `update_connector_output` names it."""
+        state = self._state(request.request_id, "update_state_after_alloc")
+        if num_external_tokens == 0:
+            return
+        if not 0 < num_external_tokens <= state.matched or state.jobs:
+            raise ProtocolError(
+                f"update_state_after_alloc: {num_external_tokens} tokens to load for {state.id!r}; at most "
+                f"{state.matched} were found"
+            )
+        plan = plan_load(state, blocks, state.local + num_external_tokens)
+        state.matched = 0
+        slots = self._manager.prepare_load(plan.keys, state.context)
+        job = self._jobs.open(state, Direction.LOAD, plan.keys, plan.copies(slots), plan)
+        self._stats.loads += 1
+        self._fences.hand_out(job.blocks)
+        self._fences.guard(job.id, job.blocks)
+        self._loads.append(job.transfer)
+        for group in state.groups:
+            group.skip_loaded(state.local, plan.tokens)
 
     def request_finished(self, request: Request) -> bool:
         """The request has ended, in whatever way; its blocks have not been freed. They may be now, and given to
         others from the next step on, but where the answer is True: then after the `EndedLoad` that names it."""
-        raise NotImplementedError
+        state = self._running.pop(request.request_id, None)
+        if state is None:
+            if request.request_id in self._finishing:
+                raise ProtocolError(f"request_finished: {request.request_id!r} has finished already")
+            context = self._context(request)
+            self._manager.on_new_request(context)
+            self._manager.on_request_finished(context)
+            return False
+        self._finishing[state.id] = state
+        return self._jobs.load_of(state)
+
+    # Steps
+
+    def build_connector_meta(self, step: StepOutput) -> ConnectorMetadata:
+        """The step is planned: what workers are to load, store and flush. Called in every step, also one that runs
+        nothing, before `num_computed_tokens` of the requests is moved on.
+
+        The last chunks of requests that have finished are offered here, before anybody can write their blocks.
+        """
+        self._check_step(step)
+        self._follow_blocks(step)
+        stores = [self._store(state, 0) for state in self._finished_in(step)]
+        stores += [self._store(self._running[name], count) for name, count in step.num_scheduled_tokens.items()]
+        for state in self._finished_in(step):
+            del self._finishing[state.id]
+            self._manager.on_request_finished(state.context)
+        self._manager.on_schedule_end()
+        loads, self._loads = self._loads, []
+        flush = self._fences.end_step()
+        self._stats.flushed += len(flush)
+        return ConnectorMetadata(loads, [job.transfer for job in stores if job], flush)
+
+    def update_connector_output(self, report: WorkerReport) -> list[EndedLoad]:
+        """Workers have ended jobs. Returns the loads that have ended on all of them."""
+        loads = []
+        for number, count in report.ended.items():
+            job = self._jobs.report(number, count, report.failed.get(number, ()))
+            if job is None:
+                continue
+            self._fences.release(job.id, job.blocks)
+            if job.direction is Direction.STORE:
+                self._stored(job)
+            else:
+                loads.append(self._loaded(job))
+        return loads
+
+    def has_pending_work(self) -> bool:
+        """Whether the engine must go on stepping, even with nothing to run."""
+        return bool(self._jobs or self._finishing) or self._manager.has_pending_work()
+
+    def take_events(self) -> Sequence[Any]:
+        """The manager's events since the last call."""
+        return self._manager.take_events()
+
+    def get_stats(self) -> AdapterStats:
+        """The manager's counters and the adapter's own."""
+        stats = copy(self._stats)
+        stats.late_reports = self._jobs.late_reports
+        stats.manager = self._manager.get_stats()
+        return stats
+
+    @property
+    def requests_known(self) -> int:
+        """Requests of which something is kept."""
+        return len(self._running) + len(self._finishing)
+
+    @property
+    def jobs_known(self) -> int:
+        """Jobs that some worker has not reported."""
+        return len(self._jobs)
+
+    # These wait
 
     def reset_cache(
         self, scope: Literal["all", "primary"] | None = None, weights_version: str = "", timeout: float = 10.0
     ) -> ResetReport:
-        """Voids what is cached; between two steps. Requests go on: what they store is offered again from their first
-        chunk, what they were loading comes back as not loaded."""
-        raise NotImplementedError
-
-    def has_pending_work(self) -> bool:
-        """Whether the engine must go on stepping, even with nothing to run."""
-        raise NotImplementedError
-
-    def take_events(self) -> Sequence[Any]:
-        """The manager's events since the last call."""
-        raise NotImplementedError
-
-    def get_stats(self) -> Any:
-        """The manager's counters and the adapter's own."""
-        raise NotImplementedError
+        """Voids what is cached; between two steps. Requests go on: what they store is offered again from their
+        first chunk, what they were loading comes back as not loaded."""
+        if self._loads or self._fences.allocated:
+            raise ProtocolError("reset_cache: in the middle of a step; build_connector_meta must come before")
+        self._fences.reset(self._jobs.in_flight)
+        for state in self._finishing.values():
+            self._manager.on_request_finished(state.context)
+        self._finishing.clear()
+        report = self._manager.reset_cache(scope, weights_version, timeout)
+        self._jobs.reset()
+        for state in self._running.values():
+            state.reset()
+        return report
 
     def shutdown(self, timeout: float = 10.0) -> None:
         """Shuts the manager down. The workers must have been before."""
-        raise NotImplementedError
+        self._manager.shutdown(timeout)
+
+    # Within a step
+
+    def _state(self, name: str, call: str) -> RequestState:
+        state = self._running.get(name)
+        if state is None:
+            raise ProtocolError(
+                f"{call}: request {name!r} is not running; on_new_request must come before, request_finished after"
+            )
+        return state
+
+    def _not_yet(self) -> tuple[None, bool]:
+        self._stats.deferred += 1
+        return None, False
+
+    def _inside_block(self, tokens: int) -> bool:
+        return any(tokens % group.tokens_per_block for group in self._groups)
+
+    def _check_step(self, step: StepOutput) -> None:
+        new = [request.req_id for request in step.scheduled_new_reqs]
+        for name in (*new, *step.scheduled_cached_reqs.req_ids, *step.num_scheduled_tokens):
+            state = self._state(name, "build_connector_meta")
+            if self._jobs.load_of(state):
+                raise ProtocolError(f"build_connector_meta: {name!r} is scheduled, but its load has not ended")
+
+    def _follow_blocks(self, step: StepOutput) -> None:
+        """Takes over which blocks belong to whom."""
+        for name in step.preempted_req_ids or ():
+            preempted = self._running.get(name) or self._finishing.get(name)
+            if preempted:
+                preempted.drop_blocks()
+        grown = {}
+        for new in step.scheduled_new_reqs:
+            grown[new.req_id] = self._replace_blocks(new.req_id, new.block_ids, new.num_computed_tokens)
+        cached = step.scheduled_cached_reqs
+        for name, blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            if name in cached.resumed_req_ids:
+                grown[name] = self._replace_blocks(name, blocks or (), computed)
+            elif blocks is not None:
+                grown[name] = self._add_blocks(name, blocks)
+        self._fences.hand_out(copied.dst_block_id for copied in getattr(step, "kv_cache_block_copies", None) or ())
+        self._disown(grown)
+
+    def _replace_blocks(self, name: str, blocks: Sequence[Sequence[int]], computed: int) -> list[int]:
+        """All blocks of a request. Those of its `computed` tokens hold them already; the others will be
+        written."""
+        state = self._running[name]
+        state.drop_blocks()
+        for group in state.groups:
+            group.blocks += _blocks_of(group.spec, blocks, name)
+            self._fences.hand_out(group.blocks[computed // group.spec.tokens_per_block :])
+        return [0 for _ in state.groups]
+
+    def _add_blocks(self, name: str, blocks: Sequence[Sequence[int]]) -> list[int]:
+        """More blocks of a request. Returns how many it had, for each group."""
+        state = self._running[name]
+        had = [len(group.blocks) for group in state.groups]
+        for group in state.groups:
+            new = _blocks_of(group.spec, blocks, name)
+            group.blocks += new
+            self._fences.hand_out(new)
+        return had
+
+    def _disown(self, grown: dict[str, list[int]]) -> None:
+        """Blocks that a sliding window has released and somebody has been given in this step hold nothing of their
+        former request any more."""
+        if not self._fences.allocated:
+            return
+        for name, state in self._running.items():
+            for number, group in enumerate(state.groups):
+                if group.spec.window is not None:
+                    group.disown(
+                        self._fences.allocated, grown[name][number] if name in grown else len(group.blocks)
+                    )
+
+    def _finished_in(self, step: StepOutput) -> list[RequestState]:
+        return [self._finishing[name] for name in step.finished_req_ids or () if name in self._finishing]
+
+    # Jobs
+
+    def _store(self, state: RequestState, scheduled: int) -> Job | None:
+        """Offers what can be stored of a request after this step; returns the job of what was granted."""
+        state.take_keys()
+        plan = plan_store(state, scheduled, self._unit, self._jobs.voided)
+        offer = self._manager.prepare_store(list(plan.wanted), state.context) if plan.wanted else None
+        if plan.wanted and offer is None:
+            self._refused(state, len(plan.wanted))
+            return None
+        job = None
+        if offer is not None:
+            refused = getattr(offer, "refused", ())
+            if refused:
+                self._refused(state, len(refused))
+                plan.stop_at(refused)
+            job = self._open_store(state, plan, offer) if offer.keys else None
+        for group, end in zip(state.groups, plan.ends, strict=True):
+            group.cursor = max(group.cursor, end)
+        return job
+
+    def _open_store(self, state: RequestState, plan: StorePlan, offer: Any) -> Job:
+        job = self._jobs.open(state, Direction.STORE, offer.keys, plan.copies(offer, state.groups))
+        self._fences.guard(job.id, job.blocks, freed=state.request.is_finished())
+        self._stats.stores += 1
+        return job
+
+    def _refused(self, state: RequestState, chunks: int) -> None:
+        self._stats.refused_offers += 1
+        if state.request.is_finished():
+            self._stats.lost_chunks += chunks
+
+    def _stored(self, job: Job) -> None:
+        copied, failed = job.keys_by_success()
+        self._stats.failed_stores += len(failed)
+        if copied:
+            self._manager.complete_store(copied, job.owner.context)
+        if failed:
+            self._manager.complete_store(failed, job.owner.context, success=False)
+
+    def _loaded(self, job: Job) -> EndedLoad:
+        copied, failed = job.keys_by_success()
+        self._stats.failed_loads += len(failed)
+        if copied:
+            self._manager.complete_load(copied, job.owner.context)
+        if failed:
+            self._manager.complete_load(failed, job.owner.context, success=False)
+        return self._ended(job)
+
+    def _ended(self, job: Job) -> EndedLoad:
+        """What a load has left: of one from before a reset nothing is valid. No load of the request reaches beyond
+        a chunk that could not be loaded again, or the same would happen for ever."""
+        if self._jobs.is_void(job):
+            job.failed = set(range(len(job.chunks)))
+            return EndedLoad(job.owner.id, job.start, job.failed_blocks(len(self._groups)), tuple(job.keys))
+        valid = job.valid_tokens()
+        if job.failed:
+            job.owner.load_limit = valid
+        failed = tuple(job.keys[place] for place in sorted(job.failed))
+        return EndedLoad(job.owner.id, valid, job.failed_blocks(len(self._groups)), failed)
+
+
+def _blocks_of(group: GroupSpec, blocks: Sequence[Sequence[int]], name: str) -> Sequence[int]:
+    if group.index >= len(blocks):
+        raise ProtocolError(
+            f"build_connector_meta: request {name!r} has block lists of {len(blocks)} groups; group {group.index} "
+            f"was expected among them"
+        )
+    return blocks[group.index]
+
+
+def _check_groups(groups: Sequence[GroupSpec]) -> None:
+    indexes = [group.index for group in groups]
+    if not groups or len(set(indexes)) < len(indexes):
+        raise ConfigError(f"groups: indexes {indexes}; at least one group, each with an index of its own")
+
+
+def _check_hashes(tokens_per_hash: int, groups: Sequence[GroupSpec]) -> None:
+    for group in groups:
+        if tokens_per_hash < 1 or group.tokens_per_chunk % tokens_per_hash:
+            raise ConfigError(
+                f"tokens_per_hash: {tokens_per_hash}; the {group.tokens_per_chunk} tokens of a chunk of group "
+                f"{group.index} must be a multiple of it"
+            )

@@ -1,0 +1,177 @@
+"""All jobs that workers have been given and not all ended."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from kvcascade.errors import ProtocolError
+from kvcascade.types import Key
+
+from .plans import LoadPlan
+from .protocols import NO_BLOCK
+from .requests import RequestState
+from .transfers import ChunkCopy, Direction, Transfer
+
+__all__ = ["Job", "JobTable"]
+
+
+class Job:
+    """One transfer of some chunks of a request."""
+
+    __slots__ = ("chunks", "direction", "failed", "id", "keys", "left", "owner", "plan", "start")
+
+    def __init__(
+        self,
+        number: int,
+        owner: RequestState,
+        direction: Direction,
+        keys: Sequence[Key],
+        chunks: Sequence[ChunkCopy],
+        workers: int,
+        plan: LoadPlan | None = None,
+    ) -> None:
+        self.id = number
+        self.owner = owner
+        self.direction = direction
+        self.keys = keys
+        """Of `chunks`, in their order."""
+        self.chunks = tuple(chunks)
+        self.left = workers
+        """How many workers have not reported it."""
+        self.failed: set[int] = set()
+        """Places of the chunks that some worker could not copy."""
+        self.plan = plan
+        """For a load: what it is to bring."""
+        self.start = owner.local
+        """For a load: the tokens before those that are loaded."""
+
+    @property
+    def transfer(self) -> Transfer:
+        return Transfer(self.id, self.owner.id, self.direction, self.chunks)
+
+    @property
+    def blocks(self) -> set[int]:
+        """The device blocks that it reads or writes."""
+        return {block for chunk in self.chunks for block in chunk.blocks} - {NO_BLOCK}
+
+    def keys_by_success(self) -> tuple[list[Key], list[Key]]:
+        """The keys of the chunks that all workers have copied, and those of the others."""
+        copied = [key for place, key in enumerate(self.keys) if place not in self.failed]
+        return copied, [self.keys[place] for place in sorted(self.failed)]
+
+    def failed_blocks(self, groups: int) -> tuple[frozenset[int], ...]:
+        """For each group, the device blocks of the chunks that were not copied."""
+        found: list[set[int]] = [set() for _ in range(groups)]
+        for place in self.failed:
+            chunk = self.chunks[place]
+            found[chunk.group].update(chunk.blocks)
+        return tuple(frozenset(blocks - {NO_BLOCK}) for blocks in found)
+
+    def valid_tokens(self) -> int:
+        """For a load: the leading tokens of the request that are on the device."""
+        if self.plan is None:
+            return self.start
+        return self.plan.valid_tokens(self.failed, self.owner.groups, self.start)
+
+
+class JobTable:
+    """Jobs in flight, and those that a reset has voided while workers still run them. Every job has a number;
+    those below `threshold` are from before the last reset."""
+
+    def __init__(self, workers: int) -> None:
+        self.threshold = 0
+        self.late_reports = 0
+        """Reports of jobs of before a reset that were over already."""
+        self._workers = workers
+        self._next = 0
+        self._live: dict[int, Job] = {}
+        self._void: dict[int, Job] = {}
+        self._loading: Counter[Key] = Counter()
+        self._void_keys: Counter[Key] = Counter()
+
+    def open(
+        self,
+        owner: RequestState,
+        direction: Direction,
+        keys: Sequence[Key],
+        chunks: Sequence[ChunkCopy],
+        plan: LoadPlan | None = None,
+    ) -> Job:
+        """A new job, in flight from now on."""
+        job = self._live[self._next] = Job(self._next, owner, direction, keys, chunks, self._workers, plan)
+        self._next += 1
+        owner.jobs.add(job.id)
+        if direction is Direction.LOAD:
+            self._loading.update(keys)
+        return job
+
+    def report(self, number: int, count: int, failed: Iterable[int]) -> Job | None:
+        """`count` workers have ended this job. Returns it once all have.
+
+        Raises:
+            ProtocolError: there is no such job, or more workers report than there are.
+        """
+        job = self._live.get(number) or self._void.get(number)
+        if job is None and number < self.threshold:
+            self.late_reports += 1
+            return None
+        if job is None or not 0 < count <= job.left:
+            left = job.left if job else 0
+            raise ProtocolError(
+                f"job {number}: reported by {count} workers; {left} of {self._workers} were expected"
+            )
+        job.left -= count
+        job.failed.update(place for place in failed if place < len(job.chunks))
+        if job.left:
+            return None
+        self._close(job)
+        return job
+
+    def is_void(self, job: Job) -> bool:
+        """Whether the job is from before the last reset."""
+        return job.id < self.threshold
+
+    def voided(self, key: Key) -> bool:
+        """Whether a job of before a reset still uses the slot that this key had."""
+        return key in self._void_keys
+
+    def loading(self, keys: Iterable[Key]) -> bool:
+        """Whether any of these is being loaded."""
+        return any(key in self._loading for key in keys)
+
+    def load_of(self, owner: RequestState) -> bool:
+        """Whether a load of this request is running, also one of before a reset."""
+        jobs = (*(self._live[job] for job in owner.jobs), *self._void.values())
+        return any(job.owner is owner and job.direction is Direction.LOAD for job in jobs)
+
+    def reset(self) -> None:
+        """All jobs in flight are void. They are kept until the workers have ended them."""
+        self.threshold = self._next
+        for job in self._live.values():
+            self._void_keys.update(job.keys)
+        self._void.update(self._live)
+        self._live.clear()
+        self._loading.clear()
+
+    @property
+    def in_flight(self) -> Collection[int]:
+        """The jobs that a reset would void."""
+        return self._live.keys()
+
+    def __len__(self) -> int:
+        return len(self._live) + len(self._void)
+
+    def _close(self, job: Job) -> None:
+        if self._void.pop(job.id, None):
+            _subtract(self._void_keys, job.keys)
+            return
+        del self._live[job.id]
+        job.owner.jobs.discard(job.id)
+        if job.direction is Direction.LOAD:
+            _subtract(self._loading, job.keys)
+
+
+def _subtract(counts: Counter[Key], keys: Iterable[Key]) -> None:
+    for key in keys:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]
