@@ -20,7 +20,8 @@ RECORDINGS = sorted((Path(__file__).parents[2] / "fixtures" / "vllm").glob("*.js
 class Recorder:
     """A connector that writes down each call, and answers what the scenario says."""
 
-    def __init__(self, answers: dict[str, list[int | None]]) -> None:
+    def __init__(self, answers: dict[str, list[int | None]], block: int) -> None:
+        self.block = block
         self.calls: list[list[Any]] = []
         self.answers = {req: deque(script) for req, script in answers.items()}
 
@@ -33,6 +34,8 @@ class Recorder:
     def get_num_new_matched_tokens(self, request: SimRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
         script = self.answers.get(request.request_id)
         answer = script.popleft() if script else 0
+        if answer is not None:
+            answer = min(answer, (request.num_tokens - num_computed_tokens) // self.block * self.block)
         self.log("get_num_new_matched_tokens", **told(request), local=num_computed_tokens, answer=answer)
         return answer, bool(answer)
 
@@ -46,9 +49,7 @@ class Recorder:
             "build_connector_meta",
             scheduled=dict(plan.num_scheduled_tokens),
             new={new.req_id: list(new.block_ids) for new in plan.scheduled_new_reqs},
-            cached={
-                req: ids and list(ids) for req, ids in zip(cached.req_ids, cached.new_block_ids, strict=True)
-            },
+            cached={req: ids and list(ids) for req, ids in zip(cached.req_ids, cached.new_block_ids, strict=True)},
             resumed=sorted(cached.resumed_req_ids),
             preempted=sorted(plan.preempted_req_ids),
             finished=sorted(plan.finished_req_ids),
@@ -96,7 +97,7 @@ class Run:
             asynchronous=sizes["asynchronous"],
         )
         self.recording = recording
-        self.connector = Recorder(recording["match"])
+        self.connector = Recorder(recording["match"], self.shape.tokens_per_block)
         self.scheduler = EngineScheduler(self.shape, self.connector)
         self.accepts = {req: deque(script) for req, script in recording["accept"].items()}
         self.queue: deque[tuple[StepPlan, dict[str, list[int]]]] = deque()
@@ -121,11 +122,17 @@ class Run:
 
     def loaded(self, req: str, bad: int | None) -> None:
         request = self.scheduler.requests.get(req)
-        if request is None or not (request.is_finished() or request.status is Status.LOADING):
+        if request is None or req in self.scheduler.received:
+            return
+        if not (request.is_finished() or request.status is Status.LOADING):
             return
         self.output.finished_recving.add(req)
-        if bad is not None:
-            self.output.invalid_block_ids.update(self.scheduler.tables.blocks(req).get_block_ids()[0][bad:])
+        if bad is not None and len(self.shape.windows) > 1:
+            self.output.failed_recving.add(req)
+        elif bad is not None:
+            (blocks,) = self.scheduler.tables.blocks(req).blocks
+            fresh = [block.block_id for block in blocks if not block.is_null and block.block_hash is None]
+            self.output.invalid_block_ids.update(fresh[bad:])
 
     def step(self) -> None:
         if self.scheduler.has_requests:

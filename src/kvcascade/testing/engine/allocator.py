@@ -189,15 +189,17 @@ class BlockTables:
                 table[place] = self.pool.null
             self.pool.release(freed)
 
-    def pop(self, req_id: str) -> list[list[Block]]:
-        """The blocks of a request, which has none from now on; they are not free yet."""
+    def pop(self, req_id: str) -> list[Block]:
+        """The blocks of a request, which has none from now on; in the order in which they are to be released."""
         self._cached.pop(req_id, None)
-        return [table[::-1] for table in self._tables.pop(req_id, [])]
+        return [block for table in self._tables.pop(req_id, []) for block in table][::-1]
 
     def free(self, req_id: str) -> None:
         """The request's blocks are free; its tail is handed out first."""
-        for table in self.pop(req_id):
-            self.pool.release(table)
+        for table in self._tables.get(req_id, []):
+            self.pool.release(table[::-1])
+        self._tables.pop(req_id, None)
+        self._cached.pop(req_id, None)
 
     def _skipped(self, window: int, tokens: int) -> int:
         """Leading blocks that no further token attends to."""

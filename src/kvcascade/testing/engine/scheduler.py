@@ -5,7 +5,7 @@ recordings of those two prove it.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .allocator import Block, Blocks, BlockTables
@@ -51,11 +51,12 @@ class EngineScheduler:
         """Requests that wait, and have blocks; they come before the others."""
         self._hold_back = hold_back
         self._planned = self._processed = 0
-        self._deferred: deque[tuple[int, list[list[Block]]]] = deque()
+        self._deferred: deque[tuple[int, list[Block]]] = deque()
         """Blocks that a step in flight may still write to, and that step."""
         self._finished: set[str] = set()
         self._preempted: set[str] = set()
-        self._received: set[str] = set()
+        self.received: set[str] = set()
+        """Requests whose load has ended, and that have not been considered since."""
         self._failed: set[str] = set()
         self._prefilling: set[SimRequest] = set()
 
@@ -74,8 +75,8 @@ class EngineScheduler:
         for queue in (self.running, self.waiting, self.holding):
             if request in queue:
                 queue.remove(request)
-        loading = request.status is Status.LOADING and req_id not in self._received
-        self._received.discard(req_id)
+        loading = request.status is Status.LOADING and req_id not in self.received
+        self.received.discard(req_id)
         self._failed.discard(req_id)
         request.status = Status.FINISHED_ABORTED
         self._end(request, keep_blocks=loading)
@@ -144,6 +145,7 @@ class EngineScheduler:
         while True:
             added = self.tables.allocate(request, new, lookahead=self.shape.drafts)
             if added is not None:
+                self.tables.cache(request, min(request.num_computed_tokens + new, request.num_tokens))
                 return added
             victim = self.running[-1]
             if not self._may_free(victim):
@@ -246,9 +248,9 @@ class EngineScheduler:
 
     def _end_load(self, request: SimRequest) -> bool:
         """Takes note of a load that has ended, well or not. False where it has not."""
-        if request.request_id not in self._received:
+        if request.request_id not in self.received:
             return False
-        self._received.remove(request.request_id)
+        self.received.remove(request.request_id)
         failed = request.request_id in self._failed
         self._failed.discard(request.request_id)
         if failed and not request.num_computed_tokens:
@@ -323,8 +325,7 @@ class EngineScheduler:
         if plan.num_scheduled_tokens:
             self._processed += 1
             while self._deferred and self._deferred[0][0] <= self._processed:
-                for group in self._deferred.popleft()[1]:
-                    self.tables.pool.release(group)
+                self.tables.pool.release(self._deferred.popleft()[1])
         result = output.kv_connector_output
         self._fail_loads(result.failed_recving, result.invalid_block_ids)
         for req_id, count in plan.num_scheduled_tokens.items():
@@ -350,7 +351,7 @@ class EngineScheduler:
             request.num_output_placeholders -= rejected if request.num_output_placeholders else 0
         self._append(request, sampled, stale)
 
-    def _append(self, request: SimRequest, sampled: Iterable[int], stale: bool) -> None:
+    def _append(self, request: SimRequest, sampled: Sequence[int], stale: bool) -> None:
         stopped = False
         for token in sampled:
             stopped = request.append(token)
@@ -359,7 +360,7 @@ class EngineScheduler:
             if stopped:
                 break
         request.update_block_hashes(self._hold_back())
-        if request.status is Status.RUNNING:
+        if self.shape.asynchronous and sampled and request.status is Status.RUNNING:
             self.tables.cache(request, request.num_computed_tokens - request.num_output_placeholders)
         if not stopped:
             if sampled and not self.shape.asynchronous and not request.is_prefill_chunk:
@@ -377,7 +378,7 @@ class EngineScheduler:
             del self.requests[request.request_id]
             self._free_blocks(request)
         else:
-            self._received.add(request.request_id)
+            self.received.add(request.request_id)
 
     def _end_load_at(self, request: SimRequest, valid_tokens: int, ok: bool) -> None:
         if not ok and not request.is_finished():
