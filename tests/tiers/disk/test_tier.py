@@ -81,6 +81,35 @@ def on_disk(path: Path) -> int:
     )
 
 
+class HeldReader(threading.Thread):
+    """Reads, and stands still in the middle of it until `let_go`."""
+
+    def __init__(self, tier: DiskTier, keys: list[Key], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.tier = tier
+        self.keys = keys
+        self.outcomes: list[Outcome] = []
+        self.reading, self.go_on = threading.Event(), threading.Event()
+        self.preadv = os.preadv
+        monkeypatch.setattr(os, "preadv", self.slow)
+        self.start()
+        assert self.reading.wait(60)
+        monkeypatch.setattr(os, "preadv", self.preadv)
+
+    def slow(self, fd: int, views: Any, offset: int) -> int:
+        self.reading.set()
+        assert self.go_on.wait(60)
+        return self.preadv(fd, views, offset)
+
+    def run(self) -> None:
+        self.outcomes += load(self.tier, self.keys)
+
+    def let_go(self) -> list[Outcome]:
+        self.go_on.set()
+        self.join(60)
+        return self.outcomes
+
+
 # Room
 
 
@@ -138,35 +167,51 @@ def test_victims_go_although_nothing_is_written(opener: Opener) -> None:
 
 
 def test_a_slot_that_is_read_is_not_written_again(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader gets the right bytes or MISSING, whatever is evicted meanwhile (kvcache-ai/Mooncake#3076)."""
+    """The reader gets the right bytes, whatever is evicted and written meanwhile (kvcache-ai/Mooncake#3076)."""
     tier = opener()
     old = fill(tier)
-    reading, go_on = threading.Event(), threading.Event()
-    preadv = os.preadv
-
-    def slow(fd: int, views: Any, offset: int) -> int:
-        reading.set()
-        assert go_on.wait(60)
-        return preadv(fd, views, offset)
-
-    monkeypatch.setattr(os, "preadv", slow)
-    outcomes: list[Outcome] = []
-    reader = threading.Thread(target=lambda: outcomes.extend(load(tier, old[:4])))
-    reader.start()
-    assert reading.wait(60)
-    monkeypatch.setattr(os, "preadv", preadv)
+    reader = HeldReader(tier, old[:4], monkeypatch)
     for start in (1000, 2000, 3000):  # every other slot is given away several times
         new = keys_of(*range(start, start + len(old) - 4))
         assert store(tier, new, victims=old[4:]) == [Outcome.OK] * len(new)
         assert all(outcome.ok for outcome in tier.delete(new))
     assert tier.delete(old[:4]) == [Outcome.OK] * 4
     assert store(tier, keys_of(*range(4000, 4000 + len(old) - 4))) == [Outcome.OK] * (len(old) - 4)
-    go_on.set()
-    reader.join(60)
-    assert all(outcome.kind in (OutcomeKind.OK, OutcomeKind.MISSING) for outcome in outcomes)
-    assert len(outcomes) == 4
+    assert reader.let_go() == [Outcome.OK] * 4  # what it was reading is still there
     assert store(tier, keys_of(1, 2, 3, 4)) == [Outcome.OK] * 4
     assert load(tier, keys_of(1, 2, 3, 4)) == [Outcome.OK] * 4
+
+
+def test_a_store_waits_for_readers_that_hold_its_slots(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = opener()
+    old = fill(tier)
+    held = old[:16]  # more than the reserve
+    reader = HeldReader(tier, held, monkeypatch)
+    waiting = tier._slabs.wait_for_readers
+
+    def let_go(timeout: float) -> bool:
+        reader.go_on.set()
+        return waiting(60)
+
+    monkeypatch.setattr(tier._slabs, "wait_for_readers", let_go)
+    new = keys_of(*range(1000, 1016))
+    assert store(tier, new, victims=held) == [Outcome.OK] * 16
+    assert reader.let_go() == [Outcome.OK] * 16
+    assert load(tier, new + old[16:]) == [Outcome.OK] * len(old)
+
+
+def test_a_store_does_not_wait_for_ever(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMCache/LMCache#2942: nothing came free, and the allocator spun."""
+    tier = opener()
+    old = fill(tier)
+    reader = HeldReader(tier, old[:16], monkeypatch)
+    monkeypatch.setattr(DiskTier, "patience", 0.0)
+    outcomes = store(tier, keys_of(*range(1000, 1016)), victims=old[:16])
+    assert Outcome.REFUSED in outcomes
+    assert set(outcomes) <= {Outcome.OK, Outcome.REFUSED}
+    assert reader.let_go() == [Outcome.OK] * 16
+    assert store(tier, keys_of(*range(1000, 1016))) == [Outcome.OK] * 16
+    assert tier.usage().chunks == len(old)
 
 
 def test_chunks_of_several_sizes_share_the_disk(opener: Opener, tmp_path: Path) -> None:
@@ -555,6 +600,32 @@ def test_a_move_is_refused_as_long_as_its_mark_can_not_be_written(
     assert tier.exists(keys_of(1, 2)) == [False, True]
 
 
+def test_a_read_that_a_move_overtakes_gives_nothing(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#41956: a completion brought a dropped chunk back."""
+    tier = opener()
+    store(tier, keys_of(1, 2))
+    reader = HeldReader(tier, keys_of(1, 2), monkeypatch)
+    tier.move_to("v2")
+    assert reader.let_go() == [Outcome.MISSING] * 2
+    assert tier.usage() == (0, 0, tier.usage().capacity)
+    assert len(fill(tier)) == room(tier)
+
+
+def test_the_mark_is_written_before_anything_else(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = opener()
+    store(tier, keys_of(1))
+
+    def failing(mark: str) -> None:
+        raise TierUnavailable("the index can't be written")
+
+    monkeypatch.setattr(tier._index, "reset", failing)
+    with pytest.raises(TierUnavailable):
+        tier.move_to("v2")
+    assert tier.exists(keys_of(1)) == [False]
+    tier.close()
+    assert opener(epoch="v2").exists(keys_of(1)) == [False]
+
+
 @pytest.mark.parametrize(
     ("first", "moved", "then", "warm"),
     [
@@ -642,7 +713,11 @@ def test_what_is_synced_before_success(
     tier = opener(durability=durability)
     store(tier, keys_of(1))
     events: list[str] = []
-    fdatasync, commit = os.fdatasync, tier._index.commit
+    fdatasync, pwritev, commit = os.fdatasync, os.pwritev, tier._index.commit
+
+    def noting_write(fd: int, views: Any, offset: int) -> int:
+        events.append("written")
+        return pwritev(fd, views, offset)
 
     def noting_sync(fd: int) -> None:
         events.append("slabs synced")
@@ -652,10 +727,11 @@ def test_what_is_synced_before_success(
         events.append("committed")
         return commit(*given)
 
+    monkeypatch.setattr(os, "pwritev", noting_write)
     monkeypatch.setattr(os, "fdatasync", noting_sync)
     monkeypatch.setattr(tier._index, "commit", noting_commit)
     assert store(tier, keys_of(2, 3)) == [Outcome.OK] * 2
-    assert events == (["slabs synced", "committed"] if synced else ["committed"])
+    assert events == (["written", "slabs synced", "committed"] if synced else ["written", "committed"])
     assert load(tier, keys_of(1, 2, 3)) == [Outcome.OK] * 3
 
 
