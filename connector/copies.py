@@ -1,9 +1,280 @@
-"""How bytes move between a device and the host: one copier for each kind of device."""
+"""How bytes move between a device and the slots of the host pool: one copier for each kind of device.
 
-from typing import Protocol
+Neither torch nor numpy is imported before a copier is made.
+"""
 
-__all__ = ["Copier"]
+import ctypes
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from kvcascade.errors import ConfigError
+from kvcascade.types import Buffer
+
+from .transfers import Direction
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Copier", "CudaCopier", "HostCopier", "Piece", "Slots", "Ticket", "copier_for", "rows"]
+
+_log = logging.getLogger(__name__)
+
+
+class Slots(Protocol):
+    """The memory of the host pool, as `kvcascade.tiers.host.HostPool` gives it."""
+
+    @property
+    def slots(self) -> int:
+        """How many there are."""
+        ...
+
+    def slot(self, index: int) -> Buffer:
+        """The bytes of one slot, writable, without a copy."""
+        ...
+
+
+class Piece(NamedTuple):
+    """Consecutive blocks of one tensor, and the bytes of a slot that belong to them."""
+
+    tensor: int
+    block: int
+    number: int
+    slot: int
+    start: int
+    """First byte in the slot."""
+
+
+class Ticket(Protocol):
+    """One transfer that has been started."""
+
+    def done(self) -> bool:
+        """Whether it has ended. Does not wait."""
+        ...
+
+    def wait(self) -> None:
+        """Returns when it has ended, well or not."""
+        ...
+
+    def failed(self) -> set[int]:
+        """Once it has ended: the places of the chunks that were not copied."""
+        ...
 
 
 class Copier(Protocol):
-    """Starts copies and says when they have ended."""
+    """Starts copies and says when they have ended. Copies of one direction run in the order of their start; used
+    by one thread, the engine's."""
+
+    def fence(self) -> Any:
+        """All that the engine has given to the device up to now."""
+        ...
+
+    def start(self, chunks: Sequence[Sequence[Piece]], direction: Direction, after: Any) -> Ticket:
+        """Starts copying these chunks, each given by its pieces, once what is before the fence `after` is done."""
+        ...
+
+    def close(self) -> None:
+        """Waits for what was started and releases everything. A second call does nothing."""
+        ...
+
+
+def rows(tensor: "torch.Tensor") -> "torch.Tensor":
+    """The tensor as bytes: shape (blocks, bytes of a block), uint8, the same memory.
+
+    Raises:
+        ConfigError: the bytes of a block do not lie together.
+    """
+    import torch
+
+    flat = tensor.flatten(1) if tensor.dim() > 1 else tensor.unsqueeze(1)
+    if flat.stride(1) != 1 or flat.data_ptr() != tensor.data_ptr():
+        raise ConfigError(f"a KV tensor of shape {tuple(tensor.shape)}: the bytes of a block must lie together")
+    return flat.view(torch.uint8)
+
+
+def copier_for(tensors: Sequence["torch.Tensor"], pool: Slots) -> Copier:
+    """The copier for the device that the tensors, as `rows` gives them, are on.
+
+    Raises:
+        ConfigError: tensors on several devices, or on one that is not served.
+    """
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) != 1:
+        raise ConfigError(f"KV tensors on {sorted(map(str, devices)) or 'no device'}; all must be on one")
+    kind = devices.pop().type
+    if kind == "cpu":
+        return HostCopier(tensors, pool)
+    if kind == "cuda":
+        return CudaCopier(tensors, pool)
+    raise ConfigError(f"KV tensors on a {kind!r} device; 'cpu' and 'cuda' are served")
+
+
+class HostCopier:
+    """Copies within host memory, on a thread of its own, which lets go of the interpreter lock for each copy.
+
+    What the engine has computed is in memory when it says so, so there is nothing to wait for.
+    """
+
+    def __init__(self, tensors: Sequence["torch.Tensor"], pool: Slots) -> None:
+        self._rows = [tensor.numpy() for tensor in tensors]
+        self._pool = pool
+        self._thread = ThreadPoolExecutor(1, "kvcascade-copy")
+
+    def fence(self) -> None:
+        return None
+
+    def start(self, chunks: Sequence[Sequence[Piece]], direction: Direction, after: None) -> "_HostTicket":
+        return _HostTicket(self._thread.submit(self._copy_all, chunks, direction), len(chunks))
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def copy(self, piece: Piece, direction: Direction) -> None:
+        """Copies one piece. Called on the copying thread."""
+        import numpy as np
+
+        blocks = self._rows[piece.tensor][piece.block : piece.block + piece.number]
+        slot = np.frombuffer(self._pool.slot(piece.slot), np.uint8)
+        host = slot[piece.start : piece.start + blocks.size].reshape(blocks.shape)
+        if direction is Direction.STORE:
+            np.copyto(host, blocks)
+        else:
+            np.copyto(blocks, host)
+
+    def _copy_all(self, chunks: Sequence[Sequence[Piece]], direction: Direction) -> set[int]:
+        failed = set()
+        for place, pieces in enumerate(chunks):
+            try:
+                for piece in pieces:
+                    self.copy(piece, direction)
+            except Exception as error:  # the thread's top: what goes wrong with a chunk is that chunk's failure
+                _log.warning("%s of a chunk failed: %r", direction.value, error)
+                failed.add(place)
+        return failed
+
+
+class _HostTicket:
+    def __init__(self, future: "Future[set[int]]", chunks: int) -> None:
+        self._future = future
+        self._chunks = chunks
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def wait(self) -> None:
+        wait([self._future])
+
+    def failed(self) -> set[int]:
+        if self._future.cancelled() or self._future.exception() is not None:
+            return set(range(self._chunks))
+        return self._future.result()
+
+
+class CudaCopier:
+    """Copies between a CUDA device and pinned host memory, on a stream for each direction.
+
+    Stores wait on the device for the fence, an event of the engine's stream: the kernels that write the blocks run
+    first. So do loads: what was still to write their blocks has written. The pool's memory is registered with the
+    driver; where it refuses, copies are right and slower, and a line in the log says so.
+    """
+
+    def __init__(self, tensors: Sequence["torch.Tensor"], pool: Slots) -> None:
+        import torch
+
+        self._cuda: Any = torch.cuda
+        self._view = torch.frombuffer
+        self._bytes = torch.uint8
+        self._rows = tensors
+        self._device = tensors[0].device
+        self._pool = pool
+        self._slots: dict[int, torch.Tensor] = {}
+        self._streams = {direction: self._cuda.Stream(self._device) for direction in Direction}
+        self._pinned = self._pin()
+
+    def fence(self) -> "torch.cuda.Event":
+        event: torch.cuda.Event = self._cuda.Event()
+        event.record(self._cuda.current_stream(self._device))
+        return event
+
+    def start(
+        self, chunks: Sequence[Sequence[Piece]], direction: Direction, after: "torch.cuda.Event"
+    ) -> "_CudaTicket":
+        stream = self._streams[direction]
+        failed = set()
+        with self._cuda.stream(stream):
+            stream.wait_event(after)
+            for place, pieces in enumerate(chunks):
+                try:
+                    for piece in pieces:
+                        self._copy(piece, direction)
+                except RuntimeError as error:
+                    _log.warning("%s of a chunk failed: %s", direction.value, error)
+                    failed.add(place)
+            end = self._cuda.Event()
+            end.record(stream)
+        return _CudaTicket(end, len(chunks), failed)
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.synchronize()
+        self._streams.clear()
+        if self._pinned is not None:
+            self._cuda.cudart().cudaHostUnregister(self._pinned)
+            self._pinned = None
+        self._slots.clear()
+
+    def _copy(self, piece: Piece, direction: Direction) -> None:
+        blocks = self._rows[piece.tensor][piece.block : piece.block + piece.number]
+        host = self._slot(piece.slot)[piece.start : piece.start + blocks.numel()].view(blocks.shape)
+        source, target = (blocks, host) if direction is Direction.STORE else (host, blocks)
+        target.copy_(source, non_blocking=True)
+
+    def _slot(self, index: int) -> "torch.Tensor":
+        if index not in self._slots:
+            self._slots[index] = self._view(self._pool.slot(index), dtype=self._bytes)
+        return self._slots[index]
+
+    def _pin(self) -> int | None:
+        """Registers the pool's memory; returns its address."""
+        first, last = self._pool.slot(0), self._pool.slot(self._pool.slots - 1)
+        address = _address(first)
+        nbytes = _address(last) + len(last) - address
+        with self._cuda.device(self._device), suppress(RuntimeError):
+            error = self._cuda.cudart().cudaHostRegister(address, nbytes, 0)
+            if int(error) == 0:
+                return address
+        _log.warning("the driver does not pin the host pool's %d bytes: copies will be slower", nbytes)
+        return None
+
+
+class _CudaTicket:
+    def __init__(self, end: Any, chunks: int, failed: set[int]) -> None:
+        self._end = end
+        self._chunks = chunks
+        self._failed = failed
+
+    def done(self) -> bool:
+        try:
+            return bool(self._end.query())
+        except RuntimeError as error:
+            return self._lost(error)
+
+    def wait(self) -> None:
+        try:
+            self._end.synchronize()
+        except RuntimeError as error:
+            self._lost(error)
+
+    def failed(self) -> set[int]:
+        return self._failed
+
+    def _lost(self, error: RuntimeError) -> bool:
+        _log.warning("copies with the device failed: %s", error)
+        self._failed = set(range(self._chunks))
+        return True
+
+
+def _address(view: Buffer) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
