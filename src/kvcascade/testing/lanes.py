@@ -1,56 +1,44 @@
-"""A lane without threads: what it does, and when, is decided by the test, on the test's own thread."""
+"""Lanes for tests: one without threads, which moves when the test says so, and one that watches another."""
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from kvcascade.errors import TierError, TierUnavailable
 from kvcascade.manager.jobs import Job, JobKind, Report
+from kvcascade.manager.lane import Lane
 from kvcascade.tiers import Tier
 from kvcascade.types import Buffer, Changes, Outcome
 
-__all__ = ["ManualLane"]
+__all__ = ["ManualLane", "WatchedLane"]
 
 
 class ManualLane:
-    """Runs the jobs of one tier in the moments that the test chooses; a `kvcascade.manager.lane.Lane`.
+    """Runs the jobs of one tier in the moments that the test chooses, on the test's own thread; a `Lane`.
 
     A job begins, its transfer happens, its end is reported: each is one `advance`, so that deadlines, resets and
     other jobs can fall between any two of them. An action begins and ends in one.
 
     Attributes:
         patient: whether `wait`, `run` and `close` have all the time they need; else they have none.
-        running: jobs that have begun and not ended, first to last.
-        unsettled: jobs whose end the manager has not read yet: those whose slots are in use.
-        on_submit: is told of each job when it is submitted.
         on_transfer: is told of each job just before its bytes move.
-
-    Raises:
-        AssertionError: the manager broke the rules of a lane.
     """
 
-    def __init__(self, name: str, tier: Tier, slot: Callable[[int], Buffer], concurrency: int) -> None:
-        self.name = name
+    def __init__(self, tier: Tier, slot: Callable[[int], Buffer], concurrency: int) -> None:
         self.patient = True
-        self.running: list[Job] = []
-        self.unsettled: dict[int, Job] = {}
-        self.on_submit: Callable[[Job], None] = lambda job: None
         self.on_transfer: Callable[[Job], None] = lambda job: None
-        self.submitted: list[int] = []
-        self.reported: Counter[int] = Counter()
-        """Job -> how often its first report was given out."""
         self._tier = tier
         self._slot = slot
         self._concurrency = concurrency
         self._waiting: list[Job] = []
+        self._running: list[Job] = []
         self._unreported: dict[int, Job] = {}
         self._outcomes: dict[int, list[Outcome]] = {}
         self._reports: deque[Report] = deque()
         self._changes: list[Changes] = []
         self._actions: deque[tuple[Callable[[], None], Future[None]]] = deque()
-        self.finishes = 0
-        self._finished: set[str] = set()
-        self._closed = False
+        self._lost = 0
 
     # The manager's side
 
@@ -60,35 +48,22 @@ class ManualLane:
 
     @property
     def lost(self) -> int:
-        return sum(job.expired for job in self.unsettled.values())
-
-    @property
-    def awaited(self) -> int:
-        """Jobs of requests that have not been reported."""
-        return sum(job.owner != "" for job in self._unreported.values())
+        return self._lost
 
     def submit(self, job: Job) -> None:
-        assert not self._closed, "a job for a closed lane"
-        assert job.owner not in self._finished, f"a job of {job.owner!r} after its finish"
-        assert len(job.keys) == len(job.slots) > 0, "a job needs one slot for each of its keys"
-        self.on_submit(job)
-        self.submitted.append(job.id)
-        self._unreported[job.id] = self.unsettled[job.id] = job
+        self._unreported[job.id] = job
         self._waiting.append(job)
         self._waiting.sort(key=lambda waiting: waiting.kind is JobKind.WRITE)
 
     def finish(self, owner: str) -> None:
-        assert owner not in self._finished, f"{owner!r} was finished twice"
-        self._finished.add(owner)
-        self.finishes += 1
+        """Nothing is kept for an owner."""
 
     def poll(self, now: float) -> list[Report]:
         reports = list(self._reports)
         self._reports.clear()
         for report in reports:
-            del self.unsettled[report.job.id]
-            if self._unreported.pop(report.job.id, None) is not None:
-                self.reported[report.job.id] += 1
+            self._unreported.pop(report.job.id, None)
+            self._lost -= report.job.expired
         late = [job for job in self._unreported.values() if job.deadline <= now]
         return reports + [self._expired(job) for job in late]
 
@@ -105,7 +80,7 @@ class ManualLane:
     def wait(self, timeout: float) -> bool:
         if self.patient:
             self.run_all()
-        return not (self._waiting or self.running or self._actions)
+        return not self._moves()
 
     def run(self, action: Callable[[], None]) -> "Future[None]":
         done: Future[None] = Future()
@@ -117,19 +92,9 @@ class ManualLane:
 
     def close(self, timeout: float) -> bool:
         self.withdraw()
-        self._closed = True
         return self.wait(timeout)
 
     # The test's side
-
-    def begin(self, owner: str) -> None:
-        """A request begins; an earlier one may have had its id."""
-        self._finished.discard(owner)
-
-    @property
-    def moves(self) -> int:
-        """How many things may happen next."""
-        return len(self._moves())
 
     def advance(self, pick: int = 0) -> None:
         """The `pick`-th of the things that may happen next happens (modulo their number), if there is any."""
@@ -144,30 +109,27 @@ class ManualLane:
 
     def maintain(self) -> None:
         """The tier does its housekeeping."""
-        try:
+        with contextlib.suppress(TierError, RuntimeError):
             self._changes.append(self._tier.maintain(1.0))
-        except (TierError, RuntimeError):
-            pass
 
     def _moves(self) -> list[Callable[[], None]]:
         moves: list[Callable[[], None]] = [self._act] if self._actions else []
-        moves += [lambda job=job: self._continue(job) for job in self.running]  # type: ignore[misc]
-        if self._waiting and len(self.running) < self._concurrency:
+        moves += [lambda job=job: self._continue(job) for job in self._running]  # type: ignore[misc]
+        if self._waiting and len(self._running) < self._concurrency:
             moves.append(self._begin)
         return moves
 
     def _begin(self) -> None:
         job = self._waiting.pop(0)
-        if not job.withdrawn:
-            job.begun = True
-            self.running.append(job)
+        job.begun = True
+        self._running.append(job)
 
     def _continue(self, job: Job) -> None:
         if job.id not in self._outcomes:
             self.on_transfer(job)
             self._outcomes[job.id] = self._transfer(job)
         else:
-            self.running.remove(job)
+            self._running.remove(job)
             self._reports.append(Report(job, self._outcomes.pop(job.id)))
 
     def _transfer(self, job: Job) -> list[Outcome]:
@@ -190,11 +152,90 @@ class ManualLane:
 
     def _expired(self, job: Job) -> Report:
         del self._unreported[job.id]
-        self.reported[job.id] += 1
         if job.begun:
+            self._lost += 1
             job.expired = True
             return Report(job, job.failed("the deadline passed"), ended=False, late=True)
         job.withdrawn = True
         self._waiting.remove(job)
-        del self.unsettled[job.id]
         return Report(job, job.failed("the deadline passed before it began"), ran=False, late=True)
+
+
+class WatchedLane:
+    """Passes all on to another lane, and checks that the manager keeps the rules of one. A `Lane`.
+
+    Attributes:
+        unsettled: jobs whose end the manager has not been told: those whose slots are in use.
+        awaited: jobs of requests of which the manager has not been told anything.
+        on_submit: is told of each job when it is submitted.
+
+    Raises:
+        AssertionError: a rule is broken.
+    """
+
+    def __init__(self, name: str, inner: Lane) -> None:
+        self.name = name
+        self.inner = inner
+        self.unsettled: dict[int, Job] = {}
+        self.submitted = 0
+        self.finishes = 0
+        self.on_submit: Callable[[Job], None] = lambda job: None
+        self._reported: Counter[int] = Counter()
+        self._finished: set[str] = set()
+        self._closed = False
+
+    @property
+    def awaited(self) -> int:
+        return sum(job.owner != "" and not self._reported[job.id] for job in self.unsettled.values())
+
+    @property
+    def queued(self) -> int:
+        return self.inner.queued
+
+    @property
+    def lost(self) -> int:
+        return self.inner.lost
+
+    def begin(self, owner: str) -> None:
+        """A request begins; an earlier one may have had its id."""
+        self._finished.discard(owner)
+
+    def submit(self, job: Job) -> None:
+        assert not self._closed, "a job for a closed lane"
+        assert job.owner not in self._finished, f"a job of {job.owner!r} after its finish"
+        assert len(job.keys) == len(job.slots) > 0, "a job needs one slot for each of its keys"
+        self.on_submit(job)
+        self.submitted += 1
+        self.unsettled[job.id] = job
+        self.inner.submit(job)
+
+    def finish(self, owner: str) -> None:
+        assert owner not in self._finished, f"{owner!r} was finished twice"
+        self._finished.add(owner)
+        self.finishes += 1
+        self.inner.finish(owner)
+
+    def poll(self, now: float) -> list[Report]:
+        reports = self.inner.poll(now)
+        for report in reports:
+            self._reported[report.job.id] += 1
+            assert self._reported[report.job.id] == 1 + (report.ended and report.job.expired), "reported twice"
+            if report.ended:
+                del self.unsettled[report.job.id], self._reported[report.job.id]
+        return reports
+
+    def changes(self) -> list[Changes]:
+        return self.inner.changes()
+
+    def withdraw(self) -> None:
+        self.inner.withdraw()
+
+    def wait(self, timeout: float) -> bool:
+        return self.inner.wait(timeout)
+
+    def run(self, action: Callable[[], None]) -> "Future[None]":
+        return self.inner.run(action)
+
+    def close(self, timeout: float) -> bool:
+        self._closed = True
+        return self.inner.close(timeout)

@@ -133,6 +133,16 @@ class StackStateMachine(RuleBasedStateMachine):
         if steps:
             self.world.step()
 
+    @precondition(lambda self: self.world.lanes)
+    @rule(lane=st.integers(0, 1), pick=PICK)
+    def lose(self, lane: int, pick: int) -> None:
+        self.world.lose(lane, pick)
+
+    @precondition(lambda self: self.world.lanes)
+    @rule(lane=st.integers(0, 1), prompt=st.integers(0, len(PROMPTS) - 1), place=PICK)
+    def find(self, lane: int, prompt: int, place: int) -> None:
+        self.world.find(lane, PROMPTS[prompt][place % len(PROMPTS[prompt])])
+
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
     def pass_time(self, seconds: float) -> None:
         self.world.pass_time(seconds)

@@ -282,11 +282,11 @@ class StackWorld:
 
     def lose(self, lane: int, pick: int) -> None:
         """A tier's housekeeping drops a chunk."""
-        keeper = self._keepers[lane % len(self.lanes)]
-        held = sorted(entry.key for entry in keeper.entries())
+        level = self.manager._chain.levels[lane % len(self.lanes)]
+        held = sorted(entry.key for entry in self._keepers[level.place].entries() if level.holds(entry.key))
         if held:
-            keeper.lose(held[pick % len(held)])
-            self._manual[lane % len(self.lanes)].maintain()
+            self._keepers[level.place].lose(held[pick % len(held)])
+            self._manual[level.place].maintain()
         self.check()
 
     def find(self, lane: int, key: Key) -> None:
@@ -296,7 +296,8 @@ class StackWorld:
         if level.up and residency.capacity and residency.bytes + CHUNK <= residency.capacity:
             self._keepers[level.place].find(key, self.epoch)
             self._manual[level.place].maintain()
-        self.check()
+            self.step()
+            self.step()  # results are read at the first verb of a step
 
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -483,7 +484,8 @@ class StackWorld:
         for lane, level in zip(self.lanes, manager._chain.levels, strict=True):
             assert level.up and not level.pinned and not level.awaited and not lane.unsettled
             assert lane.finishes == self.begun, "finish was not told once for each request"
-            assert not any(level.residency._readers), "a reader is left"
+            entries = map(level.residency._entries.get, level.residency._entries)
+            assert not any(level.residency._readers[entry or 0] for entry in entries), "a reader is left"
             assert sorted(level.residency._entries) == sorted(self.holds[lane.name])
             found = level.residency._policy.victims(99, level.residency._busy)
             assert len(found) == level.residency.chunks, "chunks that eviction does not find"
