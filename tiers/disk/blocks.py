@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import logging
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +21,9 @@ __all__ = [
     "framed",
     "open_blocks",
     "read_at",
+    "sync_data",
     "write_at",
 ]
-
-log = logging.getLogger("kvcascade.tiers.disk")
 
 MIN_BLOCK, MAX_BLOCK = 512, 4096
 DIRECT = getattr(os, "O_DIRECT", 0)
@@ -195,6 +193,18 @@ def write_at(fd: int, views: Sequence[Buffer], offset: int) -> None:
     wanted = sum(map(len, views))
     if _transfer(os.pwritev, fd, views, offset) != wanted:
         raise OSError(errno.EIO, "the medium took only a part of the bytes")
+
+
+def sync_data(fd: int) -> None:
+    """Makes what was written to the file durable.
+
+    Raises:
+        OSError: the medium failed.
+    """
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:
+        os.fsync(fd)
 
 
 def _transfer(

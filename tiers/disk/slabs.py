@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .blocks import MAX_CALL_BYTES, MAX_VIEWS, Frame, allocate, open_blocks, read_at, write_at
+from .blocks import MAX_CALL_BYTES, MAX_VIEWS, Frame, allocate, open_blocks, read_at, sync_data, write_at
 from .files import sync_folder
 from .plan import EXTENT_PER_SLOT, Plan, extent_cost, footprint
 
@@ -452,7 +452,7 @@ class Slabs:
         numbers = None if slots is None else {slot.extent for slot in slots}
         for extent in self.extents:
             if numbers is None or extent.number in numbers:
-                os.fdatasync(extent.fd)
+                sync_data(extent.fd)
 
     def close(self) -> None:
         with self._lock:

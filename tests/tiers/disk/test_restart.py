@@ -110,9 +110,7 @@ def test_a_killed_process_loses_nothing(opener: Opener, durability: str) -> None
     assert again.usage().chunks == 15
 
 
-def test_a_hundred_thousand_chunks_are_found_without_reading_them(
-    opener: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_are_found_without_reading_them(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = opener(128 << 20, 512)
     keys = keys_of(*range(10_000))
     store(tier, keys, 512)
