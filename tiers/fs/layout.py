@@ -1,0 +1,231 @@
+"""Where everything lies in a shared directory.
+
+    PATH/.kvcascade/writers/WRITER/        temporaries of one engine; the folder's mtime says that it lives
+    PATH/.kvcascade/sweeper/N              leases of the sweeper; the highest number counts
+    PATH/NAMESPACE/namespace.json          what the digest NAMESPACE stands for
+    PATH/NAMESPACE/epochs/NAME/N           generations of named epochs; the highest number counts
+    PATH/NAMESPACE/quarantine/             corrupt chunks, a few
+    PATH/NAMESPACE/STAMP/FAN/CHUNK         chunks of one epoch: NAMESPACE and STAMP are 32 hexadecimal digits,
+                                           CHUNK is the key in hexadecimal, FAN its first two digits
+
+Whatever else lies there is foreign, and never touched. A chunk's file is one block of envelope, then the payload.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kvcascade.tiers.disk.files import read_json
+from kvcascade.tiers.envelope import HEADER_BYTES, Envelope, Flaw, parse
+from kvcascade.types import Entry, Key
+
+__all__ = [
+    "BLOCK",
+    "GONE",
+    "NAMESPACE_NAME",
+    "OWN_NAME",
+    "Access",
+    "Home",
+    "chunks",
+    "entry",
+    "fans",
+    "footprint",
+    "homes",
+    "key_of",
+    "payload_bytes",
+    "place",
+    "server_time",
+    "sweeper_folder",
+    "writers_folder",
+]
+
+BLOCK = 4096
+"""Bytes of a chunk's header. The largest block that direct I/O asks for anywhere: the engines that share a
+directory may be on different machines."""
+OWN_NAME = ".kvcascade"
+NAMESPACE_NAME = "namespace.json"
+EPOCHS_NAME = "epochs"
+QUARANTINE_NAME = "quarantine"
+GONE = (errno.ENOENT, errno.ESTALE)
+"""What a file system answers where a file is not, or no longer, there."""
+LONGEST_KEY = 64
+"""Bytes. Names of longer keys are hashes: some file systems take no more than 143 characters."""
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_FAN = re.compile(r"[0-9a-f]{2}")
+_CHUNK = re.compile(r"(?:[0-9a-f]{2}){1,64}|x[0-9a-f]{64}")
+
+
+def footprint(nbytes: int) -> int:
+    """Bytes on the medium of a chunk of `nbytes` payload bytes."""
+    return BLOCK + -(-max(0, nbytes) // BLOCK) * BLOCK
+
+
+def payload_bytes(info: os.stat_result) -> int:
+    """Bytes of the payload of a chunk's file; negative where not even the header is whole."""
+    return info.st_size - BLOCK
+
+
+def place(epoch: str, key: Key) -> str:
+    """The path of a chunk in the folder of its epoch."""
+    if len(key) <= LONGEST_KEY:
+        name = key.hex()
+        return f"{epoch}/{name[:2]}/{name}"
+    digest = hashlib.sha256(key).hexdigest()
+    return f"{epoch}/{digest[:2]}/x{digest}"
+
+
+def key_of(path: str) -> Key | None:
+    """The key of a chunk's file; None where it does not say."""
+    name = path.rpartition("/")[2]
+    if not name.startswith("x"):
+        return bytes.fromhex(name)
+    envelope = _header(path)
+    return None if isinstance(envelope, Flaw) else envelope.key
+
+
+def writers_folder(root: Path) -> Path:
+    return root / OWN_NAME / "writers"
+
+
+def sweeper_folder(root: Path) -> Path:
+    return root / OWN_NAME / "sweeper"
+
+
+def server_time(folder: Path) -> float:
+    """What time it is on the server: it sets the folder's mtime to its own clock.
+
+    Raises:
+        OSError: it can't be asked.
+    """
+    os.utime(folder)
+    return folder.stat().st_mtime
+
+
+class Access(NamedTuple):
+    """Who may read and write what is stored."""
+
+    mode: int = 0o600
+    group: int | None = None
+
+    @property
+    def folder_mode(self) -> int:
+        """As for files, with x where there is r; new files take over the group of their folder."""
+        return self.mode | (self.mode & 0o444) >> 2 | (0o2000 if self.group is not None else 0)
+
+    def make_folder(self, path: Path) -> None:
+        """Makes the folder, and those above it, where they are missing.
+
+        Raises:
+            OSError: it can't be made like this.
+        """
+        try:
+            path.mkdir(0o700)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            self.make_folder(path.parent)
+            self.make_folder(path)
+            return
+        if self.group is not None:
+            os.chown(path, -1, self.group)
+        if self.folder_mode != 0o700:
+            path.chmod(self.folder_mode)
+
+
+class Home:
+    """The folder of one namespace. Its description is the first that is written and the last that is removed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.description = read_json(path / NAMESPACE_NAME) or {}
+
+    @property
+    def described(self) -> bool:
+        return isinstance(self.description.get("format"), int)
+
+    @property
+    def format(self) -> int:
+        version = self.description.get("format")
+        return version if isinstance(version, int) else 0
+
+    @property
+    def fields(self) -> dict[str, str]:
+        fields = self.description.get("fields")
+        return {str(name): str(value) for name, value in fields.items()} if isinstance(fields, dict) else {}
+
+    @property
+    def marks(self) -> Path:
+        return self.path / EPOCHS_NAME
+
+    @property
+    def quarantine(self) -> Path:
+        return self.path / QUARANTINE_NAME
+
+    def epochs(self) -> list[Path]:
+        """The folders of all epochs, those that are over, too."""
+        return [self.path / name for name in _names(self.path) if _DIGEST.fullmatch(name)]
+
+
+def homes(root: Path) -> list[Home]:
+    """The namespaces in the directory, which need not exist."""
+    found = [Home(root / name) for name in sorted(_names(root)) if _DIGEST.fullmatch(name)]
+    return [home for home in found if home.described]
+
+
+def fans(epoch: Path) -> list[Path]:
+    """The folders of an epoch in which chunks lie."""
+    return [epoch / name for name in sorted(_names(epoch)) if _FAN.fullmatch(name)]
+
+
+def chunks(fan: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Path and facts of each chunk in a folder; what goes meanwhile is left out."""
+    for name in _names(fan):
+        if not _CHUNK.fullmatch(name):
+            continue
+        path = fan / name
+        try:
+            info = path.lstat()
+        except OSError as error:
+            if error.errno in GONE:
+                continue
+            raise
+        if stat.S_ISREG(info.st_mode):
+            yield str(path), info
+
+
+def entry(path: str, info: os.stat_result, stamp: bytes) -> Entry | None:
+    """What a chunk's file says of itself; None where it is no chunk of `stamp`, or can't be read."""
+    envelope = _header(path)
+    if isinstance(envelope, Flaw) or envelope.stamp != stamp or envelope.nbytes != payload_bytes(info):
+        return None
+    if not path.endswith(place("", envelope.key)):
+        return None
+    return Entry(envelope.key, envelope.nbytes, envelope.written, info.st_mtime)
+
+
+def _header(path: str) -> Envelope | Flaw:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return Flaw.NO_ENVELOPE
+    try:
+        return parse(os.read(fd, HEADER_BYTES))
+    except OSError:
+        return Flaw.NO_ENVELOPE
+    finally:
+        os.close(fd)
+
+
+def _names(folder: Path) -> Sequence[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - names are wanted, by the hundred thousand
+    except OSError as error:
+        if error.errno in (*GONE, errno.ENOTDIR):
+            return []
+        raise

@@ -1,0 +1,148 @@
+"""How full a directory is: roughly where it is shared, exactly where one engine has it to itself."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kvcascade.types import Key, Usage
+
+from .layout import GONE, footprint, place
+
+__all__ = ["HardRoom", "Leftover", "SoftRoom"]
+
+
+class SoftRoom:
+    """A directory that others write to as well: everything is admitted. What is counted is what this engine has
+    put there and taken away. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunks = 0
+        self._bytes = 0
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self._chunks, self._bytes, None)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Around a change of the medium and the call that says so."""
+        yield
+
+    def admit(self, nbytes: int) -> bool:
+        """Reserves room for a chunk; False where there is none."""
+        return True
+
+    def cancel(self, nbytes: int) -> None:
+        """An admitted chunk does not come."""
+
+    def put(self, key: Key, nbytes: int) -> None:
+        """An admitted chunk is there now."""
+        with self._lock:
+            self._chunks += 1
+            self._bytes += footprint(nbytes)
+
+    def gone(self, key: Key, nbytes: int) -> None:
+        """The chunk was removed."""
+        with self._lock:
+            self._chunks = max(0, self._chunks - 1)
+            self._bytes = max(0, self._bytes - footprint(nbytes)) if self._chunks else 0
+
+    def missed(self, key: Key, path: str) -> None:
+        """The chunk was not where it should be, at `path`."""
+
+    def leave(self, folder: str) -> None:
+        """What was put so far, into `folder`, is void."""
+        with self._lock:
+            self._chunks = self._bytes = 0
+
+
+class Leftover(NamedTuple):
+    """A chunk of another epoch or namespace: it goes first when room is needed."""
+
+    used: float
+    path: str
+    nbytes: int
+    """On the medium."""
+
+
+class HardRoom:
+    """A directory that one engine has to itself: what is there is known, and never more than `capacity` bytes.
+
+    Thread-safe. `changing` makes a change of the medium and its booking one step; it covers that I/O, of one file.
+    """
+
+    def __init__(self, capacity: int, held: dict[Key, int], leftovers: list[Leftover]) -> None:
+        """`held`: key -> payload bytes; `leftovers`: what else is there, the last to be deleted first."""
+        self._capacity = capacity
+        self._held = held
+        self._bytes = sum(map(footprint, held.values()))
+        self._leftovers = leftovers
+        self._left = sum(leftover.nbytes for leftover in leftovers)
+        self._stuck = 0
+        """Bytes of leftovers that can't be deleted."""
+        self._reserved = 0
+        self._changing = threading.Lock()
+        self._lock = threading.Lock()
+        self._make_room(self._bytes)
+
+    @property
+    def usage(self) -> Usage:
+        with self._lock:
+            return Usage(len(self._held), self._bytes, max(0, self._capacity - self._stuck))
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        with self._changing:
+            yield
+
+    def admit(self, nbytes: int) -> bool:
+        with self._lock:
+            wanted = self._bytes + self._reserved + footprint(nbytes)
+            if wanted > self._capacity - self._stuck or not self._make_room(wanted):
+                return False
+            self._reserved += footprint(nbytes)
+            return True
+
+    def _make_room(self, wanted: int) -> bool:
+        """Deletes leftovers, the oldest first, until `wanted` bytes fit in beside them; False where they can't."""
+        while self._leftovers and wanted + self._left > self._capacity - self._stuck:
+            leftover = self._leftovers.pop()
+            self._left -= leftover.nbytes
+            try:
+                Path(leftover.path).unlink()
+            except OSError as error:
+                if error.errno not in GONE:
+                    self._stuck += leftover.nbytes
+        return wanted <= self._capacity - self._stuck
+
+    def cancel(self, nbytes: int) -> None:
+        with self._lock:
+            self._reserved -= footprint(nbytes)
+
+    def put(self, key: Key, nbytes: int) -> None:
+        with self._lock:
+            self._reserved -= footprint(nbytes)
+            before = self._held.get(key)
+            self._held[key] = nbytes
+            self._bytes += footprint(nbytes) - (0 if before is None else footprint(before))
+
+    def gone(self, key: Key, nbytes: int) -> None:
+        with self._lock:
+            before = self._held.pop(key, None)
+            self._bytes -= 0 if before is None else footprint(before)
+
+    def missed(self, key: Key, path: str) -> None:
+        with self._changing:
+            if key in self._held and not Path(path).exists():
+                self.gone(key, 0)
+
+    def leave(self, folder: str) -> None:
+        with self._lock:
+            void = [Leftover(0.0, place(folder, key), footprint(n)) for key, n in self._held.items()]
+            self._leftovers += void
+            self._left += self._bytes
+            self._held.clear()
+            self._bytes = 0

@@ -1,0 +1,40 @@
+"""What an engine finds in a directory that it has to itself."""
+
+from pathlib import Path
+
+from kvcascade.types import Key
+
+from .layout import chunks, fans, footprint, homes, key_of, payload_bytes
+from .room import HardRoom, Leftover
+
+__all__ = ["take_over"]
+
+
+def take_over(root: Path, epoch: str, capacity: int) -> HardRoom:
+    """Counts what is there. Beyond the capacity, chunks of other epochs and namespaces are deleted first, then
+    those of this `epoch`, the folder: each time the least recently used ones.
+
+    Raises:
+        OSError: the directory can't be read.
+    """
+    others: list[Leftover] = []
+    ours: list[tuple[Leftover, Key, int]] = []
+    for folder in (folder for home in homes(root) for folder in home.epochs()):
+        for path, info in (chunk for fan in fans(folder) for chunk in chunks(fan)):
+            nbytes = payload_bytes(info)
+            chunk = Leftover(info.st_mtime, path, footprint(nbytes))
+            key = key_of(path) if str(folder) == epoch and nbytes > 0 else None
+            if key is None:
+                others.append(chunk)
+            else:
+                ours.append((chunk, key, nbytes))
+    others.sort(reverse=True)
+    ours.sort(reverse=True)
+    held: dict[Key, int] = {}
+    room = capacity
+    for chunk, key, nbytes in ours:
+        room -= chunk.nbytes
+        if room >= 0:
+            held[key] = nbytes
+    excess = [chunk for chunk, key, _ in ours if key not in held]
+    return HardRoom(capacity, held, excess + others)
