@@ -65,7 +65,8 @@ class BlockPool:
 
     def release(self, blocks: Iterable[Block]) -> None:
         """One request less uses these; the first is handed out again first."""
-        first, last = [], []
+        first: list[Block] = []
+        last: list[Block] = []
         for block in blocks:
             if block.is_null:
                 continue
@@ -149,8 +150,8 @@ class BlockTables:
         reserved: int = 0,
         whole: bool = False,
     ) -> list[list[Block]] | None:
-        """Gives a request slots for `new` more tokens, behind `local` tokens of a hit and `external` ones that will
-        be loaded. Returns the new blocks of each group; None where there is no room.
+        """Gives a request slots for `new` more tokens, behind `local` ones of a hit and `external` ones that will be
+        loaded. Returns the new blocks of each group; None where there is no room.
 
         Args:
             lookahead: slots for tokens that are only drafted.

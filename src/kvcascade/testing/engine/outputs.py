@@ -18,7 +18,7 @@ class NewRequest:
 
 @dataclass(slots=True)
 class CachedRequests:
-    """Requests that have run before. New block ids are appended; those of resumed requests replace the old ones."""
+    """Requests that have run before. New block ids are appended, but where a request is resumed."""
 
     req_ids: list[str] = field(default_factory=list)
     resumed_req_ids: set[str] = field(default_factory=set)
@@ -41,6 +41,10 @@ class StepPlan:
     finished_req_ids: set[str] = field(default_factory=set)
     starts: dict[str, int] = field(default_factory=dict)
     """Request -> tokens computed before this step, as far as the scheduler knows."""
+    tables: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
+    """Request -> all its blocks."""
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    """Request that is new or resumed -> all its tokens."""
     samples: dict[str, bool] = field(default_factory=dict)
     """Request -> whether this step reaches its last token, so that the next one is sampled."""
     kv_connector_metadata: Any = None

@@ -4,12 +4,9 @@ from enum import Enum, auto
 from hashlib import blake2b
 from typing import Any
 
-import xxhash
-
-__all__ = ["SimRequest", "Status", "block_hash", "next_token"]
+__all__ = ["SimRequest", "Status", "block_hash"]
 
 _ROOT = b"the hash in front of the first block"
-_VOCABULARY = 32_000
 
 
 class Status(Enum):
@@ -27,11 +24,6 @@ class Status(Enum):
 def block_hash(parent: bytes, tokens: list[int]) -> bytes:
     """The hash of a block: of its tokens and all before them."""
     return blake2b(parent + b"".join(token.to_bytes(4, "big") for token in tokens), digest_size=32).digest()
-
-
-def next_token(tokens: list[int]) -> int:
-    """What the model says after these tokens: always the same."""
-    return xxhash.xxh3_64_intdigest(b"".join(token.to_bytes(4, "big") for token in tokens)) % _VOCABULARY
 
 
 class SimRequest:

@@ -141,7 +141,7 @@ class EngineScheduler:
         return min(new, draft.budget, self.shape.max_tokens - request.num_computed_tokens - 1)
 
     def _make_room(self, request: SimRequest, new: int, draft: _Draft) -> list[list[Block]] | None:
-        """Blocks for a running request, where needed by preempting the last ones. None where that does not help."""
+        """Blocks for a running request, if need be from the last ones to run. None where that does not help."""
         while True:
             added = self.tables.allocate(request, new, lookahead=self.shape.drafts)
             if added is not None:
@@ -284,6 +284,7 @@ class EngineScheduler:
         self._finished, self._preempted = set(), set()
         cached = plan.scheduled_cached_reqs
         resumed = [request for request, before in draft.admitted if before is Status.PREEMPTED]
+        plan.tokens = {request.request_id: list(request.all_token_ids) for request, _ in draft.admitted}
         for request, before in draft.admitted:
             if before is Status.WAITING:
                 ids = Blocks(draft.new_blocks[request.request_id]).get_block_ids()
@@ -304,6 +305,7 @@ class EngineScheduler:
         for req_id, count in plan.num_scheduled_tokens.items():
             request = self.requests[req_id]
             plan.starts[req_id] = request.num_computed_tokens
+            plan.tables[req_id] = self.tables.blocks(req_id).get_block_ids()
             request.num_computed_tokens += count
             request.num_in_flight_tokens += count
             request.last_step = self._planned

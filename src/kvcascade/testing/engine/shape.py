@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvcascade.connector import GroupSpec
+
 __all__ = ["EngineShape"]
 
 
@@ -25,8 +27,25 @@ class EngineShape:
     ranks: int = 1
     """Tensor-parallel workers, each with a part of every block."""
     layers: int = 2
+    blocks_per_chunk: int = 1
+    draft_groups: tuple[int, ...] = ()
+    """Groups that hold the layers of a draft model."""
     max_tokens: int = 512
     """Of one request, prompt and output."""
+
+    @property
+    def tokens_per_chunk(self) -> int:
+        return self.tokens_per_block * self.blocks_per_chunk
+
+    @property
+    def groups(self) -> list[GroupSpec]:
+        """The groups as a connector is told of them."""
+        return [
+            GroupSpec(
+                self.tokens_per_block, self.blocks_per_chunk, window or None, number in self.draft_groups, number
+            )
+            for number, window in enumerate(self.windows)
+        ]
 
     @property
     def depth(self) -> int:

@@ -1,0 +1,150 @@
+"""`SimulatedEngine`: scheduler and workers, step by step."""
+
+from collections import deque
+from random import Random
+
+from kvcascade.connector import Direction, SchedulerAdapter, TransferWorker
+from kvcascade.connector.copies import Slots
+from kvcascade.connector.protocols import Manager
+
+from .connector import AdapterConnector
+from .copies import ManualCopier
+from .device import Device
+from .model import Model
+from .outputs import ConnectorOutput, ModelOutput, StepPlan
+from .requests import SimRequest
+from .scheduler import EngineScheduler
+from .shape import EngineShape
+from .workers import Rank, Workers
+
+__all__ = ["SimulatedEngine"]
+
+
+class _Flight:
+    """A step that has been planned, and whose results are not in."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self.sampled: dict[str, list[int]] | None = None
+
+
+class SimulatedEngine:
+    """A paged-attention engine in one thread, over a manager, by way of the connector's two halves.
+
+    Nothing happens by itself: each `step` draws from the generator it is given what is a matter of chance, as when
+    workers run, how far copies come, and which drafts are accepted.
+
+    Args:
+        manager: the stack; its chunks must have `chunk_bytes(shape)`.
+        pool: its slots.
+        workers_report_late: whether a rank may keep what its transfers have ended to itself for a while.
+
+    Attributes:
+        hashes_late: how many of a request's newest block hashes are held back, at most.
+    """
+
+    def __init__(
+        self, shape: EngineShape, manager: Manager, pool: Slots, *, prompt_only: bool = False, model: Model | None = None
+    ) -> None:
+        self.shape = shape
+        self.model = model or Model()
+        self.hashes_late = 0
+        self.adapter = SchedulerAdapter(manager, shape.groups, workers=shape.ranks, prompt_only=prompt_only)
+        self.scheduler = EngineScheduler(shape, AdapterConnector(self.adapter), lambda: self._hold_back())
+        self.copiers: list[ManualCopier] = []
+        self.transfers: list[TransferWorker] = []
+        ranks = [self._rank(number, pool) for number in range(shape.ranks)]
+        self.workers = Workers(shape, self.model, ranks)
+        self.flights: deque[_Flight] = deque()
+        self._draw = Random(0)
+
+    @staticmethod
+    def chunk_bytes(shape: EngineShape) -> int:
+        """Bytes of a chunk, all ranks together."""
+        return shape.ranks * SimulatedEngine.part_bytes(shape)
+
+    @staticmethod
+    def part_bytes(shape: EngineShape) -> int:
+        """Bytes of a chunk that are one rank's."""
+        device = Device(shape, 0, Model())
+        return TransferWorker.part_bytes(device.tensors, device.layouts)
+
+    def _rank(self, number: int, pool: Slots) -> Rank:
+        device = Device(self.shape, number, self.model)
+        copier = ManualCopier(device.tensors, pool)
+        offset = number * TransferWorker.part_bytes(device.tensors, device.layouts)
+        worker = TransferWorker(device.tensors, device.layouts, pool, offset=offset, copier=copier)
+        self.copiers.append(copier)
+        self.transfers.append(worker)
+        return Rank(device, worker)
+
+    # What clients and operators do
+
+    def add(self, request: SimRequest) -> None:
+        self.scheduler.add(request)
+
+    def abort(self, req_id: str) -> None:
+        self.scheduler.abort(req_id)
+
+    def reset(self, preempt: bool) -> bool | None:
+        """Empties the caches, the connector's too, after the steps in flight where running requests are to be
+        preempted; see `EngineScheduler.reset`. The weights may change only where the answer is True."""
+        while preempt and self.flights:
+            self._end_flight()
+        return self.scheduler.reset(preempt)
+
+    # Steps
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine goes on stepping."""
+        return bool(self.flights) or self.scheduler.has_requests
+
+    def step(self, draw: Random) -> bool:
+        """One pass of the engine's loop. False where there is nothing to do."""
+        self._draw = draw
+        if self.scheduler.has_requests:
+            plan = self.scheduler.schedule()
+            self.flights.append(_Flight(plan))
+            self._copy_some()
+            if not self.shape.asynchronous or draw.random() < 0.5:
+                self._execute_all()
+            executed = plan.total_num_scheduled_tokens > 0
+            if len(self.flights) < self.shape.depth and (executed or self.scheduler.has_requests):
+                return True
+        if not self.flights:
+            return False
+        self._end_flight()
+        return True
+
+    def shutdown(self) -> None:
+        """The workers end; the manager is the caller's."""
+        for transfers in self.transfers:
+            transfers.shutdown()
+
+    def _end_flight(self) -> None:
+        flight = self.flights[0]
+        if flight.sampled is None:
+            flight.sampled = self.workers.execute(flight.plan, self._draw)
+        self._copy_some()
+        self.flights.popleft()
+        report = self.workers.report(self._draw)
+        self.scheduler.update(
+            flight.plan, ModelOutput(flight.sampled, ConnectorOutput(kv_connector_worker_meta=report))
+        )
+
+    def _execute_all(self) -> None:
+        for flight in self.flights:
+            if flight.sampled is None:
+                flight.sampled = self.workers.execute(flight.plan, self._draw)
+
+    def _copy_some(self) -> None:
+        """Each rank's copies come on a bit, some way or not at all."""
+        for copier in self.copiers:
+            for direction in Direction:
+                for _ in range(self._draw.choice((0, 0, 1, 3, 100))):
+                    if not copier.advance(direction):
+                        break
+
+    def _hold_back(self) -> int:
+        return self._draw.randint(0, self.hashes_late)

@@ -1,0 +1,45 @@
+"""The model: its tokens and its KV are functions of all tokens before, so that anything else shows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+__all__ = ["NO_WORD", "Model", "prefix_hashes"]
+
+NO_WORD = 0xAAAA_AAAA_AAAA_AAAA
+"""What a token's place holds that was not computed, or for a draft that was rejected."""
+
+_VOCABULARY = 1 << 31
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def prefix_hashes(tokens: Sequence[int], known: Sequence[int] = ()) -> list[int]:
+    """For each token a hash of it and all before it; `known` are those of its first tokens."""
+    hashes = list(known)
+    last = hashes[-1] if hashes else 0
+    for token in tokens[len(hashes) :]:
+        last = xxhash.xxh3_64_intdigest(token.to_bytes(4, "big"), seed=last)
+        hashes.append(last)
+    return hashes
+
+
+class Model:
+    """What is computed, by weights that may change.
+
+    Attributes:
+        weights: which weights these are. The same tokens have other KV with other weights, and the same successors.
+    """
+
+    def __init__(self) -> None:
+        self.weights = 0
+
+    def next_token(self, prefix: int) -> int:
+        """The token after those of this hash."""
+        return prefix % _VOCABULARY
+
+    def words(self, prefixes: Sequence[int], rank: int, group: int, layer: int) -> Any:
+        """The 8 bytes that each token has in one layer, as an array of integers."""
+        salt = xxhash.xxh3_64_intdigest(f"{self.weights} {rank} {group} {layer}".encode())
+        return (np.array(prefixes, np.uint64) ^ np.uint64(salt)) * _MIX

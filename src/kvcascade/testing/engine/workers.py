@@ -1,0 +1,126 @@
+"""The workers: they run what was planned, rank by rank, on real bytes."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Protocol
+
+from kvcascade.connector import WorkerReport
+
+from .device import Device
+from .model import Model, prefix_hashes
+from .outputs import StepPlan
+from .shape import EngineShape
+
+__all__ = ["Rank", "Sequencer", "Transfers", "Workers", "WrongKVError"]
+
+
+class WrongKVError(AssertionError):
+    """A token attends to KV that is not that of the tokens before it."""
+
+
+class Transfers(Protocol):
+    """The worker's side of the connector; `kvcascade.connector.TransferWorker` is one."""
+
+    def handle_preemptions(self, metadata: Any) -> None: ...
+
+    def start_load_kv(self, metadata: Any) -> None: ...
+
+    def wait_for_save(self, metadata: Any) -> None: ...
+
+    def get_finished(self) -> WorkerReport: ...
+
+
+class Sequencer:
+    """What a worker knows of one request: its true tokens, also those that the scheduler has not been told of."""
+
+    def __init__(self, tokens: Sequence[int], computed: int) -> None:
+        self.prefixes = prefix_hashes(tokens)
+        self.computed = computed
+
+
+class Rank:
+    """One tensor-parallel worker."""
+
+    def __init__(self, device: Device, transfers: Transfers) -> None:
+        self.device = device
+        self.transfers = transfers
+
+
+class Workers:
+    """All ranks. They compute in step with each other; their transfers end when they end.
+
+    Args:
+        acceptance: the share of drafts that are accepted.
+    """
+
+    def __init__(self, shape: EngineShape, model: Model, ranks: Sequence[Rank], acceptance: float = 0.5) -> None:
+        self.shape = shape
+        self.model = model
+        self.ranks = ranks
+        self._acceptance = acceptance
+        self._requests: dict[str, Sequencer] = {}
+
+    def execute(self, plan: StepPlan, draw: Random) -> dict[str, list[int]]:
+        """Runs a step on every rank. Returns the tokens that each request has got.
+
+        Raises:
+            WrongKVError: a request attends to something else than what was computed for its tokens.
+        """
+        metadata = plan.kv_connector_metadata
+        for rank in self.ranks:
+            rank.transfers.handle_preemptions(metadata)
+        for req_id in plan.finished_req_ids | plan.preempted_req_ids:
+            self._requests.pop(req_id, None)
+        sampled = {req_id: self._compute(req_id, plan, draw) for req_id in plan.num_scheduled_tokens}
+        for rank in self.ranks:
+            rank.transfers.start_load_kv(metadata)
+            rank.transfers.wait_for_save(metadata)
+        return sampled
+
+    def report(self, draw: Random) -> WorkerReport:
+        """What the ranks' transfers have ended. A rank may keep it to itself until later."""
+        report = WorkerReport()
+        for rank in self.ranks:
+            if len(self.ranks) == 1 or draw.random() < 0.7:
+                report.merge(rank.transfers.get_finished())
+        return report
+
+    def check(self, table: Sequence[Sequence[int]], prefixes: Sequence[int], where: str) -> None:
+        """Compares the KV of so many leading tokens of a request, as far as a token after them attends to it.
+
+        Raises:
+            WrongKVError: it is not all right.
+        """
+        for group, window in enumerate(self.shape.windows):
+            start = max(0, len(prefixes) - window + 1) if window else 0
+            for rank in self.ranks:
+                wrong = rank.device.wrong(group, table[group], start, prefixes[start:])
+                if wrong:
+                    raise WrongKVError(
+                        f"{where}: rank {rank.device.rank}, group {group}: the KV of tokens {wrong} of "
+                        f"{len(prefixes)} is wrong, in blocks {list(table[group])}"
+                    )
+
+    def _compute(self, req_id: str, plan: StepPlan, draw: Random) -> list[int]:
+        if req_id in plan.tokens:
+            self._requests[req_id] = Sequencer(plan.tokens[req_id], plan.starts[req_id])
+        request, table = self._requests[req_id], plan.tables[req_id]
+        drafts = len(plan.scheduled_spec_decode_tokens.get(req_id, ()))
+        certain = plan.num_scheduled_tokens[req_id] - drafts
+        self.check(table, request.prefixes[: request.computed], f"request {req_id}")
+        accepted = sum(draw.random() < self._acceptance for _ in range(drafts)) if plan.samples[req_id] else 0
+        new = self._sample(request, 1 + accepted) if plan.samples[req_id] else []
+        start, right = request.computed, certain + accepted
+        for group, blocks in enumerate(table):
+            for rank in self.ranks:
+                rank.device.write(group, blocks, start, request.prefixes[start : start + right])
+                rank.device.spoil(group, blocks, start + right, drafts - accepted)
+        request.computed += right
+        return new
+
+    def _sample(self, request: Sequencer, count: int) -> list[int]:
+        new = []
+        for _ in range(count):
+            new.append(self.model.next_token(request.prefixes[-1]))
+            request.prefixes = prefix_hashes([0] * len(request.prefixes) + new[-1:], request.prefixes)
+        return new
