@@ -67,6 +67,7 @@ class Cascade:
             staged: key -> the staging slot that it is in; the others are in primary.
         """
         submitted: list[Key] = []
+        self._chain.expire(level, keys)
         new = [keys[place] for place in level.residency.absent(keys)]
         new = new[: self._room(level, new)]
         for start in range(0, len(new), level.job_chunks):

@@ -71,10 +71,14 @@ class Chain:
     def touch(self, keys: Sequence[Key]) -> None:
         """These were used, as one prompt, head first."""
         for level in self.levels:
-            self._events.removed(level.name, level.expire(keys))
+            self.expire(level, keys)
             here = level.residency.touch(keys)
             if here:
                 level.tier.touch(here)
+
+    def expire(self, level: Level, keys: Sequence[Key]) -> None:
+        """Of these keys, the tier forgets those whose time is over."""
+        self._events.removed(level.name, level.expire(keys))
 
     def used(self, keys: Iterable[Key]) -> None:
         """A request that used these keys has finished."""

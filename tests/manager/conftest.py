@@ -1,6 +1,8 @@
 """Stacks for the manager's tests: small pools, tiers that can be gated and made to fail, a clock of their own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -10,16 +12,28 @@ from kvcascade.manager import SecondaryTierManager
 from kvcascade.stack import build
 from kvcascade.testing import Driver, FaultTier, GateTier, ManualClock, forbid_io
 from kvcascade.tiers import Tier
-from kvcascade.types import Namespace
+from kvcascade.types import Capabilities, Namespace
 
 CHUNK = 512
 STRIDE = 4096
 
 
 class Stack(Driver):
-    """A manager over a pool of `slots` and gated, faulty memory tiers."""
+    """A manager over a pool of `slots` and gated, faulty memory tiers.
 
-    def __init__(self, slots: int, tiers: int, **options: Any) -> None:
+    `options` are settings of all of them; `each` adds some for each one; `shared` names the places of those that
+    others write to as well."""
+
+    def __init__(
+        self,
+        slots: int,
+        tiers: int,
+        each: Sequence[Mapping[str, Any]] = (),
+        shared: Container[int] = (),
+        host: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
+    ) -> None:
+        self._shared = shared
         self.clock = ManualClock()
         self.gates: list[GateTier] = []
         self.faults: list[FaultTier] = []
@@ -28,10 +42,17 @@ class Stack(Driver):
                 "version": 1,
                 "log_every": "0s",
                 "tiers": [
-                    {"type": "host", "capacity": (slots + 1) * STRIDE},
+                    {"type": "host", "capacity": (slots + 1) * STRIDE, **host},
                     *(
-                        {"type": "memory", "name": f"t{place}", "capacity": 1 << 20, "queue": 1.0} | options
-                        for place in range(tiers)
+                        {
+                            "type": "memory",
+                            "name": f"t{place}",
+                            "capacity": 1 << 20,
+                            "queue": 1.0,
+                            **options,
+                            **more,
+                        }
+                        for place, more in zip_longest(range(tiers), each, fillvalue={})
                     ),
                 ],
             }
@@ -44,6 +65,8 @@ class Stack(Driver):
     def _wrap(self, name: str, tier: Tier) -> Tier:
         fault = FaultTier(tier, seed=0, rates={})
         gate = GateTier(fault)
+        if len(self.gates) in self._shared:
+            gate.capabilities = Capabilities(shared=True)
         gate.open()
         self.faults.append(fault)
         self.gates.append(gate)

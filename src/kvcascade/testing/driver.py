@@ -137,7 +137,7 @@ class Driver:
         self.settle()
         stats = self.manager.get_stats()
         resident = stats.tiers[0].chunks
-        capacity = self.manager.pool.slots
+        capacity = (stats.tiers[0].capacity or 0) // self.manager.pool.slot_bytes
         left = {
             "pinned slots": stats.pinned_slots,
             "missing slots": capacity - stats.free_slots - resident,
