@@ -171,9 +171,11 @@ class LmdbIndex:
     def records(self) -> tuple[list[Key], "np.ndarray[Any, np.dtype[Any]]"]:
         """All keys, and the fields of their locations in the same order."""
         with self._reading() as transaction:
-            pairs = list(transaction.cursor(self._entries))
-        raws = [raw if len(raw) == _LOCATION.size else bytes(_LOCATION.size) for _, raw in pairs]
-        return [bytes(key) for key, _ in pairs], np.frombuffer(b"".join(raws), _RECORD)
+            keys = [bytes(key) for key in transaction.cursor(self._entries).iternext(True, False)]
+            raw = b"".join(transaction.cursor(self._entries).iternext(False, True))
+        if len(raw) != len(keys) * _RECORD.itemsize:
+            raise IndexDamaged(f"{self.path} holds entries of another length")
+        return keys, np.frombuffer(raw, _RECORD)
 
     def _recency_of_writes(self) -> dict[int, float]:
         """Unix time of the last persisted use, by the sequence number of the write."""

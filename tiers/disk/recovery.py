@@ -65,8 +65,7 @@ def fit(index: LmdbIndex, slabs: Slabs, plan: Plan, found: Found) -> Found:
         return found
     kept, dropped = _divide(index, plan)
     _forget(index, dropped)
-    for row in dropped:
-        slabs.release(row.location.slot)
+    slabs.release(row.location.slot for row in dropped)
     moved, lost = _give_back(index, slabs, plan, kept)
     log.warning(
         "%s: %d chunks were dropped and %d moved to fit into the capacity", index.path, len(dropped) + lost, moved
@@ -148,8 +147,7 @@ def _move(index: LmdbIndex, slabs: Slabs, plan: Plan, rows: list[Row]) -> list[R
         moves.append((row.key, old._replace(slot=slots[0])))
     slabs.sync(location.slot for _, location in moves)
     index.move(moves)
-    for _, location in moves:
-        slabs.publish(location.slot)
+    slabs.publish(location.slot for _, location in moves)
     return homeless
 
 

@@ -169,15 +169,17 @@ class Slabs:
                 slots.append(Slot(extent.number, place))
         return slots
 
-    def publish(self, slot: Slot) -> None:
-        """The slot's write is committed."""
+    def publish(self, slots: Iterable[Slot]) -> None:
+        """The writes of these slots are committed."""
         with self._lock:
-            self._extents[slot.extent].states[slot.place] = LIVE
+            for slot in slots:
+                self._extents[slot.extent].states[slot.place] = LIVE
 
-    def release(self, slot: Slot) -> None:
-        """Nothing points to the slot any more: it is free once no reader uses it."""
+    def release(self, slots: Iterable[Slot]) -> None:
+        """Nothing points to these slots any more: they are free once no reader uses them."""
         with self._lock:
-            self._release(self._extents[slot.extent], slot)
+            for slot in slots:
+                self._release(self._extents[slot.extent], slot)
 
     def _release(self, extent: Extent, slot: Slot) -> None:
         if slot in self._pins:
@@ -250,23 +252,25 @@ class Slabs:
             return False
         return extent.states[slot.place] in (LIVE, WRITING)  # a commit is seen just before its `publish`
 
-    def pin(self, slot: Slot, sequence: int) -> bool:
-        """Keeps the slot from being used again until `unpin`; False where it holds another write by now."""
+    def pin(self, writes: Sequence[tuple[Slot, int]]) -> list[bool]:
+        """Keeps slots from being used again until `unpin`; False for one that holds another write by now."""
         with self._lock:
-            if not self._holds(slot, sequence):
-                return False
-            self._pins[slot] = self._pins.get(slot, 0) + 1
-            return True
+            pinned = [self._holds(slot, sequence) for slot, sequence in writes]
+            for (slot, _), holds in zip(writes, pinned, strict=True):
+                if holds:
+                    self._pins[slot] = self._pins.get(slot, 0) + 1
+            return pinned
 
-    def unpin(self, slot: Slot) -> None:
+    def unpin(self, slots: Iterable[Slot]) -> None:
         with self._lock:
-            self._pins[slot] -= 1
-            if self._pins[slot]:
-                return
-            del self._pins[slot]
-            extent = self._extents[slot.extent]
-            if extent.states[slot.place] == LIMBO:
-                self._release(extent, slot)
+            for slot in slots:
+                self._pins[slot] -= 1
+                if self._pins[slot]:
+                    continue
+                del self._pins[slot]
+                extent = self._extents[slot.extent]
+                if extent.states[slot.place] == LIMBO:
+                    self._release(extent, slot)
 
     def wait_for_readers(self, timeout: float) -> bool:
         """Waits until some slot has become free; False where none is about to, or it takes too long."""
@@ -371,7 +375,8 @@ class Slabs:
     def write(self, slots: Sequence[Slot], frames: Sequence[Frame]) -> list[OSError | None]:
         """Writes each frame into its slot; neighbours go in one call. What went wrong, by frame."""
         for frame in frames:
-            frame.before_write()
+            if len(frame.detour):
+                frame.before_write()
         return self._transfer(write_at, slots, frames)
 
     def read(self, slots: Sequence[Slot], frames: Sequence[Frame]) -> list[OSError | None]:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from kvcascade.errors import TierError, TierRefused, TierUnavailable
@@ -143,17 +144,14 @@ class DiskTier(Tier):
             for i, outcome in self._read_pinned(keys, buffers, pinned, era):
                 outcomes[i] = outcome
         finally:
-            for location in pinned.values():
-                self._slabs.unpin(location.slot)
+            self._slabs.unpin(location.slot for location in pinned.values())
         return outcomes if self._era == era else [Outcome.MISSING] * len(keys)
 
     def _pin(self, keys: Sequence[Key]) -> dict[int, Location]:
         """Where the keys lie that are there, by place in the batch; their slots stay theirs until `unpin`."""
-        return {
-            i: location
-            for i, location in enumerate(self._index.lookup(keys))
-            if location is not None and self._slabs.pin(location.slot, location.sequence)
-        }
+        found = [(i, location) for i, location in enumerate(self._index.lookup(keys)) if location is not None]
+        pinned = self._slabs.pin([(location.slot, location.sequence) for _, location in found])
+        return dict(compress(found, pinned))
 
     def _read_pinned(
         self, keys: Sequence[Key], buffers: Sequence[Buffer], pinned: dict[int, Location], era: Era
@@ -300,7 +298,7 @@ class DiskTier(Tier):
                 continue
             else:
                 outcomes[left[0]] = Outcome.REFUSED
-                self._settle(len(chunks[left[0]]), there=False)
+                self._give_up(len(chunks[left[0]]))
             left = left[max(1, len(slots)) :]
         return outcomes
 
@@ -344,15 +342,15 @@ class DiskTier(Tier):
 
     def _not_written(self, location: Location, error: OSError) -> Outcome:
         self._slabs.fault(location.slot)
-        self._slabs.release(location.slot)
-        self._settle(location.nbytes, there=False)
+        self._slabs.release([location.slot])
+        self._give_up(location.nbytes)
         cause = TierUnavailable(f"a chunk can't be written: {error.strerror}")
         cause.__cause__ = error
         return Outcome.failed(cause)
 
-    def _settle(self, nbytes: int, there: bool) -> None:
+    def _give_up(self, nbytes: int) -> None:
         with self._lock:
-            self._ledger.settle(nbytes, there)
+            self._ledger.settle(nbytes, there=False)
 
     def _sequences(self, count: int) -> range:
         """Numbers that no earlier write has, in this session or another: the time in ns, advanced if need be."""
@@ -375,9 +373,12 @@ class DiskTier(Tier):
                 outcome = Outcome.REFUSED
             except TierError as error:
                 outcome = Outcome.failed(error)
-            for (_, location), there in zip(added, new, strict=True):
-                (self._slabs.publish if there else self._slabs.release)(location.slot)
-                self._settle(location.nbytes, there)
+            slots = [location.slot for location in portion.values()]
+            with self._lock:
+                for location, there in zip(portion.values(), new, strict=True):
+                    self._ledger.settle(location.nbytes, there)
+                self._slabs.publish(compress(slots, new))
+                self._slabs.release(slot for slot, there in zip(slots, new, strict=True) if not there)
         return dict.fromkeys(portion, outcome)
 
     def _commit(self, era: Era | None) -> TierError | None:
@@ -399,8 +400,7 @@ class DiskTier(Tier):
             return []
         new = self._index.commit(doomed, added)
         with self._lock:
-            for location in self._ledger.removed(doomed):
-                self._slabs.release(location.slot)
+            self._slabs.release(location.slot for location in self._ledger.removed(doomed))
         return new
 
     def move_to(self, epoch: str) -> None:
