@@ -11,7 +11,7 @@ from kvcascade.tiers.disk.files import sync_folder
 from kvcascade.tiers.envelope import Envelope, Flaw, checksum, flaw_of, pack, parse
 from kvcascade.types import Buffer, Key
 
-from .layout import BLOCK, GONE, Access, payload_bytes
+from .layout import BLOCK, GONE, Access, footprint
 
 __all__ = ["ChunkFiles", "Found", "Verdict", "direct_works", "facts", "is_there"]
 
@@ -58,8 +58,6 @@ class ChunkFiles:
                 frame.header[:] = pack(envelope, BLOCK)
                 frame.before_write()
                 write_at(fd, frame.views, 0)
-                if frame.nbytes != BLOCK + len(payload):
-                    os.ftruncate(fd, BLOCK + len(payload))
             if self._access.mode != 0o600:
                 os.fchmod(fd, self._access.mode)  # whatever the umask
             if self._durability != "none":
@@ -104,7 +102,7 @@ class ChunkFiles:
 
     def _read(self, fd: int, payload: Buffer, stamp: bytes, key: Key) -> Found:
         info = os.fstat(fd)
-        if payload_bytes(info) != len(payload):
+        if info.st_size != footprint(len(payload)):
             return Found(Verdict.WRONG, info)
         with framed(self._scratch, [payload], BLOCK, self._direct) as (frame,):
             if read_at(fd, frame.views, 0) < info.st_size:
@@ -124,7 +122,7 @@ def is_there(path: str, nbytes: int) -> bool:
         OSError: the medium can't say.
     """
     info = facts(path)
-    return info is not None and payload_bytes(info) == nbytes
+    return info is not None and info.st_size == footprint(nbytes)
 
 
 def facts(path: str) -> os.stat_result | None:

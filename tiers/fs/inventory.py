@@ -22,7 +22,6 @@ from .layout import (
     fans,
     footprint,
     homes,
-    payload_bytes,
     sweeper_folder,
     writers_folder,
 )
@@ -92,7 +91,7 @@ def _holding(home: Home, users: list[Identity]) -> Holding:
         place=str(home.path),
         namespace=str(Namespace(tuple(sorted(home.fields.items())))),
         chunks=len(files),
-        bytes=sum(footprint(payload_bytes(info)) for info in files),
+        bytes=sum(info.st_size for info in files),
         oldest=min(times, default=None),
         newest=max(times, default=None),
         used_by=", ".join(user.in_words for user in users if _uses(user, home)),
@@ -129,7 +128,7 @@ def clear(path: Path, tenant: str | None) -> list[str]:
 
 
 def _remove(home: Home) -> str:
-    nbytes = sum(footprint(payload_bytes(info)) for _, info in _files(home))
+    nbytes = sum(info.st_size for _, info in _files(home))
     names = [folder for folder in home.marks.glob("*") if folder.is_dir()]
     for name in names:
         _remove_own(_numbered(name), [name])

@@ -8,7 +8,8 @@
     PATH/NAMESPACE/STAMP/FAN/CHUNK         chunks of one epoch: NAMESPACE and STAMP are 32 hexadecimal digits,
                                            CHUNK is the key in hexadecimal, FAN its first two digits
 
-Whatever else lies there is foreign, and never touched. A chunk's file is one block of envelope, then the payload.
+Whatever else lies there is foreign, and never touched. A chunk's file is whole blocks: one of
+envelope, then those of the payload.
 """
 
 import errno
@@ -37,7 +38,7 @@ __all__ = [
     "footprint",
     "homes",
     "key_of",
-    "payload_bytes",
+    "looks_whole",
     "place",
     "server_time",
     "sweeper_folder",
@@ -62,13 +63,13 @@ _CHUNK = re.compile(r"(?:[0-9a-f]{2}){1,64}|x[0-9a-f]{64}")
 
 
 def footprint(nbytes: int) -> int:
-    """Bytes on the medium of a chunk of `nbytes` payload bytes."""
-    return BLOCK + -(-max(0, nbytes) // BLOCK) * BLOCK
+    """Bytes of the file of a chunk with `nbytes` payload bytes."""
+    return BLOCK + -(-nbytes // BLOCK) * BLOCK
 
 
-def payload_bytes(info: os.stat_result) -> int:
-    """Bytes of the payload of a chunk's file; negative where not even the header is whole."""
-    return info.st_size - BLOCK
+def looks_whole(info: os.stat_result) -> bool:
+    """Whether a file has the length of a chunk, whichever."""
+    return info.st_size > BLOCK and info.st_size % BLOCK == 0
 
 
 def place(epoch: str, key: Key) -> str:
@@ -202,7 +203,7 @@ def chunks(fan: Path) -> Iterator[tuple[str, os.stat_result]]:
 def entry(path: str, info: os.stat_result, stamp: bytes) -> Entry | None:
     """What a chunk's file says of itself; None where it is no chunk of `stamp`, or can't be read."""
     envelope = _header(path)
-    if isinstance(envelope, Flaw) or envelope.stamp != stamp or envelope.nbytes != payload_bytes(info):
+    if isinstance(envelope, Flaw) or envelope.stamp != stamp or footprint(envelope.nbytes) != info.st_size:
         return None
     if not path.endswith(place("", envelope.key)):
         return None

@@ -1,4 +1,5 @@
-"""How full a directory is: roughly where it is shared, exactly where one engine has it to itself."""
+"""How full a directory is: roughly where it is shared, exactly where one engine has it to itself. Bytes are those
+of files, whole."""
 
 import contextlib
 import threading
@@ -8,7 +9,7 @@ from typing import NamedTuple
 
 from kvcascade.types import Key, Usage
 
-from .layout import GONE, footprint, place
+from .layout import GONE, place
 
 __all__ = ["HardRoom", "Leftover", "SoftRoom"]
 
@@ -42,13 +43,13 @@ class SoftRoom:
         """An admitted chunk is there now."""
         with self._lock:
             self._chunks += 1
-            self._bytes += footprint(nbytes)
+            self._bytes += nbytes
 
     def gone(self, key: Key, nbytes: int) -> None:
         """The chunk was removed."""
         with self._lock:
             self._chunks = max(0, self._chunks - 1)
-            self._bytes = max(0, self._bytes - footprint(nbytes)) if self._chunks else 0
+            self._bytes = max(0, self._bytes - nbytes) if self._chunks else 0
 
     def missed(self, key: Key, path: str) -> None:
         """The chunk was not where it should be, at `path`."""
@@ -65,7 +66,6 @@ class Leftover(NamedTuple):
     used: float
     path: str
     nbytes: int
-    """On the medium."""
 
 
 class HardRoom:
@@ -75,10 +75,10 @@ class HardRoom:
     """
 
     def __init__(self, capacity: int, held: dict[Key, int], leftovers: list[Leftover]) -> None:
-        """`held`: key -> payload bytes; `leftovers`: what else is there, the last to be deleted first."""
+        """`held`: key -> bytes; `leftovers`: what else is there, the last to be deleted first."""
         self._capacity = capacity
         self._held = held
-        self._bytes = sum(map(footprint, held.values()))
+        self._bytes = sum(held.values())
         self._leftovers = leftovers
         self._left = sum(leftover.nbytes for leftover in leftovers)
         self._stuck = 0
@@ -100,10 +100,10 @@ class HardRoom:
 
     def admit(self, nbytes: int) -> bool:
         with self._lock:
-            wanted = self._bytes + self._reserved + footprint(nbytes)
+            wanted = self._bytes + self._reserved + nbytes
             if wanted > self._capacity - self._stuck or not self._make_room(wanted):
                 return False
-            self._reserved += footprint(nbytes)
+            self._reserved += nbytes
             return True
 
     def _make_room(self, wanted: int) -> bool:
@@ -120,19 +120,19 @@ class HardRoom:
 
     def cancel(self, nbytes: int) -> None:
         with self._lock:
-            self._reserved -= footprint(nbytes)
+            self._reserved -= nbytes
 
     def put(self, key: Key, nbytes: int) -> None:
         with self._lock:
-            self._reserved -= footprint(nbytes)
+            self._reserved -= nbytes
             before = self._held.get(key)
             self._held[key] = nbytes
-            self._bytes += footprint(nbytes) - (0 if before is None else footprint(before))
+            self._bytes += nbytes - (before or 0)
 
     def gone(self, key: Key, nbytes: int) -> None:
         with self._lock:
             before = self._held.pop(key, None)
-            self._bytes -= 0 if before is None else footprint(before)
+            self._bytes -= before or 0
 
     def missed(self, key: Key, path: str) -> None:
         with self._changing:
@@ -141,7 +141,7 @@ class HardRoom:
 
     def leave(self, folder: str) -> None:
         with self._lock:
-            void = [Leftover(0.0, place(folder, key), footprint(n)) for key, n in self._held.items()]
+            void = [Leftover(0.0, place(folder, key), nbytes) for key, nbytes in self._held.items()]
             self._leftovers += void
             self._left += self._bytes
             self._held.clear()

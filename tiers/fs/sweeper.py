@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kvcascade.configs.schema import Watermarks
 
-from .layout import GONE, chunks, fans, footprint, homes, payload_bytes
+from .layout import GONE, chunks, fans, homes
 from .lease import Lease
 from .writers import Writer, remove_dead
 
@@ -137,9 +137,8 @@ class Sweeper:
     def _look_at(self, fan: Path) -> Iterator[None]:
         number = -1
         for number, (path, info) in enumerate(chunks(fan)):
-            nbytes = footprint(payload_bytes(info))
-            self._total += nbytes
-            candidate = Candidate(-info.st_mtime, path, nbytes)
+            self._total += info.st_size
+            candidate = Candidate(-info.st_mtime, path, info.st_size)
             if len(self._oldest) < CANDIDATES:
                 heapq.heappush(self._oldest, candidate)
             elif candidate > self._oldest[0]:

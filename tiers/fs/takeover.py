@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kvcascade.types import Key
 
-from .layout import chunks, fans, footprint, homes, key_of, payload_bytes
+from .layout import chunks, fans, homes, key_of, looks_whole
 from .room import HardRoom, Leftover
 
 __all__ = ["take_over"]
@@ -18,23 +18,22 @@ def take_over(root: Path, epoch: str, capacity: int) -> HardRoom:
         OSError: the directory can't be read.
     """
     others: list[Leftover] = []
-    ours: list[tuple[Leftover, Key, int]] = []
+    ours: list[tuple[Leftover, Key]] = []
     for folder in (folder for home in homes(root) for folder in home.epochs()):
         for path, info in (chunk for fan in fans(folder) for chunk in chunks(fan)):
-            nbytes = payload_bytes(info)
-            chunk = Leftover(info.st_mtime, path, footprint(nbytes))
-            key = key_of(path) if str(folder) == epoch and nbytes > 0 else None
+            chunk = Leftover(info.st_mtime, path, info.st_size)
+            key = key_of(path) if str(folder) == epoch and looks_whole(info) else None
             if key is None:
                 others.append(chunk)
             else:
-                ours.append((chunk, key, nbytes))
+                ours.append((chunk, key))
     others.sort(reverse=True)
     ours.sort(reverse=True)
     held: dict[Key, int] = {}
     room = capacity
-    for chunk, key, nbytes in ours:
+    for chunk, key in ours:
         room -= chunk.nbytes
         if room >= 0:
-            held[key] = nbytes
-    excess = [chunk for chunk, key, _ in ours if key not in held]
+            held[key] = chunk.nbytes
+    excess = [chunk for chunk, key in ours if key not in held]
     return HardRoom(capacity, held, excess + others)

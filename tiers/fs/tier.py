@@ -17,7 +17,7 @@ from kvcascade.tiers.envelope import Envelope, checksum
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Outcome, Usage
 
 from .chunkfile import ChunkFiles, Verdict, facts
-from .layout import GONE, chunks, entry, fans, footprint, payload_bytes, place, sweeper_folder
+from .layout import GONE, chunks, entry, fans, footprint, looks_whole, place, sweeper_folder
 from .lease import Lease
 from .opening import Opened, open_directory
 from .quarantine import Quarantine
@@ -157,7 +157,7 @@ class FsTier(Tier):
             found = self._files.read(path, buffer, era.stamp, key)
             if found.verdict is Verdict.RIGHT:
                 if self._expired(found.written):
-                    self._remove(path, key, len(buffer))
+                    self._remove(path, key, footprint(len(buffer)))
                     return Outcome.MISSING
                 self._recency.note(key)
                 return Outcome.OK
@@ -181,7 +181,7 @@ class FsTier(Tier):
             if self._quarantine is not None:
                 self._quarantine.keep(path)
             Path(path).unlink(missing_ok=True)
-            self._room.gone(key, payload_bytes(read))
+            self._room.gone(key, read.st_size)
         return Outcome.CORRUPT
 
     # -- removing
@@ -197,7 +197,7 @@ class FsTier(Tier):
         path = place(era.folder, key)
         try:
             info = facts(path)
-            if info is not None and self._remove(path, key, payload_bytes(info)):
+            if info is not None and self._remove(path, key, info.st_size):
                 return Outcome.OK
         except OSError as error:
             return _failed("deleted", error)
@@ -236,18 +236,18 @@ class FsTier(Tier):
             if self._there(facts(path), len(buffer)):
                 self._recency.note(key)
                 return Outcome.OK
-            if not self._room.admit(len(buffer)):
+            if not self._room.admit(footprint(len(buffer))):
                 return Outcome.REFUSED
             return self._store(era, path, key, buffer)
         except OSError as error:
             return Outcome.REFUSED if error.errno in NO_ROOM else _failed("written", error)
 
     def _there(self, info: os.stat_result | None, nbytes: int | None = None) -> bool:
-        """Whether a chunk seems to be there, as far as a file's facts tell; of `nbytes` bytes, where that is
-        asked. A file's mtime is never before its write."""
-        if info is None or payload_bytes(info) <= 0 or self._expired(info.st_mtime):
+        """Whether a chunk seems to be there, as far as a file's facts tell; of `nbytes` payload bytes, where that
+        is asked. A file's mtime is never before its write."""
+        if info is None or not looks_whole(info) or self._expired(info.st_mtime):
             return False
-        return nbytes is None or payload_bytes(info) == nbytes
+        return nbytes is None or info.st_size == footprint(nbytes)
 
     def _store(self, era: Era, path: str, key: Key, buffer: Buffer) -> Outcome:
         temporary = self._opened.writer.temporary()
@@ -258,11 +258,11 @@ class FsTier(Tier):
             with self._room.changing():
                 if era is self._era:
                     self._files.commit(temporary, path, len(buffer))
-                    self._room.put(key, len(buffer))
+                    self._room.put(key, footprint(len(buffer)))
                     stored = True
         finally:
             if not stored:
-                self._room.cancel(len(buffer))
+                self._room.cancel(footprint(len(buffer)))
                 with contextlib.suppress(OSError):
                     Path(temporary).unlink(missing_ok=True)
         if stored:
