@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from copy import deepcopy
 from typing import NamedTuple
 
 from kvcascade.configs.schema import PromoteAfter, SecondarySettings
@@ -327,4 +326,4 @@ class Level:
         stats.chunks, stats.bytes = self.residency.chunks, self.residency.bytes
         stats.evictions = self.residency.evictions
         stats.queue, stats.up = self.lane.queued, self.up
-        return deepcopy(stats)
+        return stats.copy()

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
@@ -256,8 +255,7 @@ class SecondaryTierManager:
 
     def get_stats(self) -> StackStats:
         """The counters up to now. May be called from any thread."""
-        stats = deepcopy(self._stats)
-        stats.tiers = [self._primary.snapshot(), *(level.snapshot() for level in self._chain.levels)]
+        stats = self._stats.copy([self._primary.snapshot(), *(level.snapshot() for level in self._chain.levels)])
         stats.free_slots, stats.pinned_slots = self._slots.free, self._slots.pinned
         return stats
 

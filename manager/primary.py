@@ -1,7 +1,6 @@
 """The primary tier: its slots, and what is told and counted of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 
 from kvcascade.types import Key, MissReason
 
@@ -65,4 +64,4 @@ class Primary:
         """The counters, brought up to date."""
         self.stats.chunks = self.slots.resident
         self.stats.bytes = self.slots.resident * self.chunk_bytes
-        return deepcopy(self.stats)
+        return self.stats.copy()

@@ -1,7 +1,10 @@
-"""What is counted, per tier and for the whole stack. Counters only grow, also over a reset."""
+"""What is counted, per tier and for the whole stack. Counters only grow, also over a reset.
+
+Copies may be taken by another thread than the one that counts: each part is copied in one operation.
+"""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvcascade.types import MissReason
 
@@ -20,6 +23,9 @@ class Histogram:
         self.buckets[min(int(seconds * 1e6).bit_length(), len(self.buckets) - 1)] += 1
         self.count += 1
         self.total += seconds
+
+    def copy(self) -> "Histogram":
+        return replace(self, buckets=self.buckets.copy())
 
     def quantile(self, share: float) -> float:
         """Upper edge, in seconds, of the bucket that holds this share of the values; 0.0 where there are none."""
@@ -71,6 +77,14 @@ class TierStats:
     """Seconds a read job ran, per job."""
     write_latency: Histogram = field(default_factory=Histogram)
 
+    def copy(self) -> "TierStats":
+        return replace(
+            self,
+            misses=Counter(self.misses),
+            read_latency=self.read_latency.copy(),
+            write_latency=self.write_latency.copy(),
+        )
+
 
 @dataclass(slots=True)
 class StackStats:
@@ -90,3 +104,7 @@ class StackStats:
     """Chunks that were there and could not be delivered."""
     free_slots: int = 0
     pinned_slots: int = 0
+
+    def copy(self, tiers: list[TierStats]) -> "StackStats":
+        """With these tiers."""
+        return replace(self, tiers=tiers, misses=Counter(self.misses))

@@ -1,7 +1,7 @@
 """Lanes for tests: one without threads, which moves when the test says so, and one that watches another."""
 
 import contextlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -168,6 +168,8 @@ class WatchedLane:
         unsettled: jobs whose end the manager has not been told: those whose slots are in use.
         awaited: jobs of requests of which the manager has not been told anything.
         on_submit: is told of each job when it is submitted.
+        submitted: the ids of all jobs.
+        reported: the ids of all jobs of which the manager has been told, once for each.
 
     Raises:
         AssertionError: a rule is broken.
@@ -177,16 +179,16 @@ class WatchedLane:
         self.name = name
         self.inner = inner
         self.unsettled: dict[int, Job] = {}
-        self.submitted = 0
+        self.submitted: list[int] = []
+        self.reported: list[int] = []
         self.finishes = 0
         self.on_submit: Callable[[Job], None] = lambda job: None
-        self._reported: Counter[int] = Counter()
         self._finished: set[str] = set()
         self._closed = False
 
     @property
     def awaited(self) -> int:
-        return sum(job.owner != "" and not self._reported[job.id] for job in self.unsettled.values())
+        return sum(job.owner != "" and not job.expired for job in self.unsettled.values())
 
     @property
     def queued(self) -> int:
@@ -205,7 +207,7 @@ class WatchedLane:
         assert job.owner not in self._finished, f"a job of {job.owner!r} after its finish"
         assert len(job.keys) == len(job.slots) > 0, "a job needs one slot for each of its keys"
         self.on_submit(job)
-        self.submitted += 1
+        self.submitted.append(job.id)
         self.unsettled[job.id] = job
         self.inner.submit(job)
 
@@ -218,10 +220,11 @@ class WatchedLane:
     def poll(self, now: float) -> list[Report]:
         reports = self.inner.poll(now)
         for report in reports:
-            self._reported[report.job.id] += 1
-            assert self._reported[report.job.id] == 1 + (report.ended and report.job.expired), "reported twice"
+            assert report.job.id in self.unsettled, "told of its end twice"
+            if not (report.ended and report.job.expired):
+                self.reported.append(report.job.id)
             if report.ended:
-                del self.unsettled[report.job.id], self._reported[report.job.id]
+                del self.unsettled[report.job.id]
         return reports
 
     def changes(self) -> list[Changes]:

@@ -8,7 +8,9 @@ from typing import Any, Literal
 from kvcascade.configs.schema import StackSettings
 from kvcascade.manager import ResetReport
 from kvcascade.manager.jobs import Job, JobKind
-from kvcascade.manager.lane import Lane
+from kvcascade.manager.lane import Lane, ThreadLane
+from kvcascade.manager.level import Level
+from kvcascade.manager.residency import Residency
 from kvcascade.stack import build
 from kvcascade.tiers import Tier
 from kvcascade.tiers.host import HostSettings
@@ -17,10 +19,11 @@ from kvcascade.types import Buffer, Changes, Entry, Key, LookupResult, Namespace
 
 from .bytes import UNWRITTEN, bytes_for, holds, key_for
 from .driver import ManualClock
+from .guard import GuardTier
 from .lanes import ManualLane, WatchedLane
-from .wrappers import FaultTier, TierWrapper
+from .wrappers import FaultTier, GateTier, TierWrapper
 
-__all__ = ["PROMPTS", "Copy", "Shape", "StackWorld"]
+__all__ = ["PROMPTS", "Copy", "Shape", "StackWorld", "ThreadedStackWorld"]
 
 CHUNK = 64
 _STRIDE = 4096
@@ -105,7 +108,7 @@ class StackWorld:
             _settings(shape), Namespace.of(model="m"), CHUNK, events=True, clock=self.clock, wrap=self._wrap,
             lane=self._lane,
         )  # fmt: skip
-        self.holds: dict[str, set[Key]] = {"host": set()} | {lane.name: set() for lane in self.lanes}
+        self.holds: dict[str, set[Key]] = {name: set() for name in ("host", *(lane.name for lane in self.lanes))}
         """What each tier holds, by the events."""
         for fault in self.faults:
             fault.active = True
@@ -118,16 +121,20 @@ class StackWorld:
         return fault
 
     def _lane(
-        self, name: str, tier: Tier, slot: Callable[[int], Buffer], concurrency: int, *more: Any
+        self,
+        name: str,
+        tier: Tier,
+        slot: Callable[[int], Buffer],
+        concurrency: int,
+        retries: int,
+        clock: Callable[[], float],
     ) -> WatchedLane:
-        lane = WatchedLane(name, self._inner_lane(name, tier, slot, concurrency, *more))
+        lane = WatchedLane(name, self._inner_lane(name, tier, slot, concurrency))
         lane.on_submit = self._submitted
         self.lanes.append(lane)
         return lane
 
-    def _inner_lane(
-        self, name: str, tier: Tier, slot: Callable[[int], Buffer], concurrency: int, *more: Any
-    ) -> Lane:
+    def _inner_lane(self, name: str, tier: Tier, slot: Callable[[int], Buffer], concurrency: int) -> Lane:
         lane = ManualLane(tier, slot, concurrency)
         lane.on_transfer = self._transfers
         self._manual.append(lane)
@@ -292,7 +299,7 @@ class StackWorld:
     def find(self, lane: int, key: Key) -> None:
         """A tier's housekeeping finds a chunk."""
         level = self.manager._chain.levels[lane % len(self.lanes)]
-        residency = level.residency
+        residency = _residency(level)
         if level.up and residency.capacity and residency.bytes + CHUNK <= residency.capacity:
             self._keepers[level.place].find(key, self.epoch)
             self._manual[level.place].maintain()
@@ -432,7 +439,7 @@ class StackWorld:
             writes = [job for job in lane.unsettled.values() if job.kind is JobKind.WRITE]
             assert level.pinned == sum(len(job.keys) for job in writes)
             assert level.pinned <= max(1, int(level.settings.queue * self.shape.slots)), "more than its share"
-            residency = level.residency
+            residency = _residency(level)
             assert residency.capacity is None or 0 <= residency.bytes <= residency.capacity
             ready = {key for key in residency._entries if key in residency}
             assert residency.chunks == len(ready)
@@ -483,12 +490,14 @@ class StackWorld:
         assert found is not None and len(found) == stats.tiers[0].chunks, "chunks that eviction does not find"
         for lane, level in zip(self.lanes, manager._chain.levels, strict=True):
             assert level.up and not level.pinned and not level.awaited and not lane.unsettled
+            assert sorted(lane.submitted) == sorted(lane.reported), "not each job was reported once"
             assert lane.finishes == self.begun, "finish was not told once for each request"
-            entries = map(level.residency._entries.get, level.residency._entries)
-            assert not any(level.residency._readers[entry or 0] for entry in entries), "a reader is left"
-            assert sorted(level.residency._entries) == sorted(self.holds[lane.name])
-            found = level.residency._policy.victims(99, level.residency._busy)
-            assert len(found) == level.residency.chunks, "chunks that eviction does not find"
+            residency = _residency(level)
+            entries = map(residency._entries.get, residency._entries)
+            assert not any(residency._readers[entry or 0] for entry in entries), "a reader is left"
+            assert sorted(residency._entries) == sorted(self.holds[lane.name])
+            found = residency._policy.victims(99, residency._busy)
+            assert len(found) == residency.chunks, "chunks that eviction does not find"
 
     def _check_content(self) -> None:
         """What the media really hold: nothing of another epoch; without faults, what the manager knows."""
@@ -543,6 +552,65 @@ class StackWorld:
 
     def close(self) -> None:
         self.manager.shutdown(timeout=0.0)
+
+
+class ThreadedStackWorld(StackWorld):
+    """The same over lanes of threads, with a gate before each tier: what moves is what is let through. Threads are
+    not deterministic, so that no history can be shrunk."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.gates: list[GateTier] = []
+        super().__init__(shape)
+
+    def _wrap(self, name: str, tier: Tier) -> Tier:
+        self.gates.append(GateTier(GuardTier(super()._wrap(name, tier)), hold=("read", "write")))
+        return self.gates[-1]
+
+    def _inner_lane(self, name: str, tier: Tier, slot: Callable[[int], Buffer], concurrency: int) -> Lane:
+        return ThreadLane(name, tier, slot, concurrency, clock=self.clock)
+
+    def advance(self, lane: int, pick: int) -> None:
+        waiting = self.gates[lane % len(self.gates)].waiting
+        if waiting:
+            call = waiting[pick % len(waiting)]
+            call.release()
+            call.wait_done()
+        self.check()
+
+    def drain(self, lane: int) -> None:
+        self._let_through([self.gates[lane % len(self.gates)]], [self.lanes[lane % len(self.gates)]])
+        self.check()
+
+    def _rest(self) -> None:
+        self._let_through(self.gates, self.lanes)
+
+    def _let_through(self, gates: Sequence[GateTier], lanes: Sequence[WatchedLane]) -> None:
+        for gate in gates:
+            gate.open()
+        for lane in lanes:
+            assert lane.wait(30.0), "a lane does not come to rest"
+        for gate in gates:
+            gate.shut()
+
+    def _reset(self, scope: Literal["all", "primary"], patient: bool) -> ResetReport:
+        if not patient:
+            return self.manager.reset_cache(scope, timeout=0.0)
+        for gate in self.gates:
+            gate.open()
+        report = self.manager.reset_cache(scope, timeout=30.0)
+        for gate in self.gates:
+            gate.shut()
+        return report
+
+    def close(self) -> None:
+        for gate in self.gates:
+            gate.open()
+        self.manager.shutdown(timeout=30.0)
+
+
+def _residency(level: Level) -> Residency:
+    assert isinstance(level.residency, Residency), "no tier here is shared"
+    return level.residency
 
 
 def _settings(shape: Shape) -> StackSettings:
