@@ -40,7 +40,7 @@ class Cascade:
         """These keys were used: cascades of them that did not happen are tried again."""
         for level in self._chain.levels:
             missed = [key for key in level.take_missed(keys) if self._slots.hit(key)]
-            if missed:
+            if missed and level.settings.write == "through":
                 self._offer(level, missed, owner, now)
 
     def fill(self, source: Level, keys: Sequence[Key], now: float) -> None:

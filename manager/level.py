@@ -210,6 +210,8 @@ class Level:
         if isinstance(self.residency, ProbeTable):
             for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
                 self.residency.answered(key, outcome)
+        else:  # a tier that was down may have been opened only now, or have retired what it lost
+            self.stats.capacity = self.residency.capacity = self.tier.usage().capacity
         return Moved()
 
     def _squeeze(self, report: Report, now: float) -> None:
@@ -309,6 +311,10 @@ class Level:
         if self.up != self._was_up:
             self._was_up = self.up
             logger.warning("tier %r is %s", self.name, "up again" if self.up else "down: its lookups are misses")
+
+    def begin_down(self, now: float) -> None:
+        """The tier was not there at the start."""
+        self._breaker.open(now)
 
     def trial_due(self, now: float) -> bool:
         """Whether the tier is down and should be tried with one probe."""

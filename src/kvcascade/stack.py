@@ -1,14 +1,16 @@
 """Builds what a stack's settings describe."""
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Protocol
 
 from kvcascade.configs.registry import EVICTION, resolve
-from kvcascade.configs.schema import PrimarySettings, SecondarySettings, StackSettings
+from kvcascade.configs.schema import PrimarySettings, SecondarySettings, SharedSettings, StackSettings
 from kvcascade.configs.units import format_size
-from kvcascade.errors import ConfigError
+from kvcascade.errors import ConfigError, TierUnavailable
 from kvcascade.manager import SecondaryTierManager
 from kvcascade.manager.chain import Chain
 from kvcascade.manager.events import EventLog
@@ -22,9 +24,12 @@ from kvcascade.manager.slots import SlotTable
 from kvcascade.manager.stats import TierStats
 from kvcascade.tiers import OpenContext, Tier, TierSettings
 from kvcascade.tiers.host import HostPool, slots_for
-from kvcascade.types import Buffer, Namespace
+from kvcascade.tiers.late import LateTier
+from kvcascade.types import Buffer, Capabilities, Namespace
 
 __all__ = ["build"]
+
+logger = logging.getLogger("kvcascade")
 
 _FEWEST_CHUNKS = 4
 _PROBE_TTL = 10.0
@@ -41,6 +46,7 @@ class LaneMaker(Protocol):
         concurrency: int,
         retries: int,
         clock: Callable[[], float],
+        /,
     ) -> Lane: ...
 
 
@@ -66,9 +72,10 @@ def build(
         wrap: may put something in front of a tier, by its name, for tests and measurements.
         lane: makes what runs a tier's I/O.
 
+    A tier that can't be opened now is down, and tried again in the background.
+
     Raises:
         ConfigError: a tier can't be opened as it is described.
-        TierUnavailable: a tier can't be opened now.
     """
     if chunk_bytes < 1:
         raise ConfigError(f"chunk_bytes: {chunk_bytes} is not a size of a chunk; at least 1 byte")
@@ -80,14 +87,17 @@ def build(
         pool = undo.enter_context(HostPool(slots + staging, chunk_bytes))
         levels: list[Level] = []
         for place, tier_settings in enumerate(settings.secondary, 1):
-            tier = wrap(tier_settings.name, _open(tier_settings, context, f"tiers[{place}]"))
+            tier, late = _open(tier_settings, context, f"tiers[{place}]")
+            tier = wrap(tier_settings.name, tier)
             undo.callback(tier.close)
-            residency = _residency(tier_settings, tier, chunk_bytes, f"tiers[{place}]")
+            residency = _residency(tier_settings, tier, chunk_bytes, f"tiers[{place}]", late)
             runner = lane(
                 tier_settings.name, tier, pool.slot, tier_settings.concurrency, tier_settings.retries, clock
             )
             undo.callback(runner.close, 1.0)
             levels.append(Level(place - 1, tier_settings, tier, residency, runner, chunk_bytes))
+            if late:
+                levels[-1].begin_down(clock())
         undo.pop_all()
     return SecondaryTierManager(
         pool,
@@ -125,18 +135,32 @@ def _staging(settings: StackSettings, chunk_bytes: int) -> int:
     return slots_for(settings.primary.staging, chunk_bytes) if moves else 0
 
 
-def _open(settings: SecondarySettings, context: OpenContext, where: str) -> Tier:
+def _open(settings: SecondarySettings, context: OpenContext, where: str) -> tuple[Tier, bool]:
+    """The tier, or what stands in for it until it can be opened; and whether it is the latter."""
     if not isinstance(settings, TierSettings):
         raise ConfigError(f"{where}.type: {settings.type!r} has settings that open no tier")
-    return settings.open(context)
+    try:
+        return settings.open(context), False
+    except TierUnavailable as error:
+        logger.warning("tier %r can't be opened now, and is tried again: %s", settings.name, error)
+        return LateTier(partial(settings.open, context), _capabilities(settings)), True
 
 
-def _residency(settings: SecondarySettings, tier: Tier, chunk_bytes: int, where: str) -> Residency | ProbeTable:
+def _capabilities(settings: SecondarySettings) -> Capabilities:
+    """Those of a tier that is not open yet, as far as its settings tell."""
+    if isinstance(settings, SharedSettings):
+        return Capabilities(persistent=True, shared=True)
+    return Capabilities(persistent=True, bounded=getattr(settings, "capacity", None) is not None)
+
+
+def _residency(
+    settings: SecondarySettings, tier: Tier, chunk_bytes: int, where: str, late: bool
+) -> Residency | ProbeTable:
     if tier.capabilities.shared:
         return ProbeTable(getattr(settings, "probe_ttl", _PROBE_TTL))
     capacity = tier.usage().capacity
     fits = capacity // tier.footprint(chunk_bytes) if capacity is not None else None
-    if fits is not None and fits < _FEWEST_CHUNKS:
+    if fits is not None and fits < _FEWEST_CHUNKS and not late:
         raise ConfigError(
             f"{where}.capacity: {format_size(capacity or 0)} holds {fits} chunks of "
             f"{format_size(tier.footprint(chunk_bytes))}; at least {_FEWEST_CHUNKS} are needed"

@@ -5,8 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from kvcascade.testing import key_for
-from kvcascade.types import MissReason
+from kvcascade.configs import parse_stack
+from kvcascade.errors import TierUnavailable
+from kvcascade.stack import build
+from kvcascade.testing import Driver, ManualClock, buffer, fill, key_for
+from kvcascade.tiers import OpenContext
+from kvcascade.tiers.memory import MemorySettings, MemoryTier
+from kvcascade.types import MissReason, Namespace
 
 from .conftest import Stack
 
@@ -113,3 +118,51 @@ def test_a_tier_with_less_room_than_it_said_evicts_what_it_must(stack: Make) -> 
         s.serve(f"r{number}", KEYS[2 * number : 2 * number + 2])
     s.manager.reset_cache("primary")
     assert s.serve("the last one", KEYS[38:40]) == 2
+
+
+class _Lateness:
+    """A medium that is not there at first."""
+
+    def __init__(self, tier: MemoryTier) -> None:
+        self.tier = tier
+        self.there = False
+        self.tries = 0
+
+    def open(self, context: OpenContext) -> MemoryTier:
+        self.tries += 1
+        if not self.there:
+            raise TierUnavailable("the medium is not there")
+        return self.tier
+
+
+def test_a_tier_that_is_not_there_at_the_start_comes_later_with_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LMCache/LMCache#1913: the stack starts without it, and serves its chunks when it is there."""
+    late = _Lateness(MemoryTier(1 << 20))
+    views = [buffer(512) for _ in range(4)]
+    for key, view in zip(KEYS, views, strict=False):
+        fill(view, key)
+    late.tier.write(KEYS[:4], views)
+    monkeypatch.setattr(MemorySettings, "open", lambda settings, context: late.open(context))
+    settings = parse_stack(
+        {
+            "version": 1,
+            "log_every": "0s",
+            "tiers": [{"type": "host", "capacity": "64KiB"}, {"type": "memory", "capacity": "1MiB"}],
+        }
+    )
+    clock = ManualClock()
+    s = Driver(build(settings, Namespace.of(model="test"), 512, clock=clock))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert s.serve("without it", KEYS[:2]) == 0
+    assert not s.manager.get_stats().tiers[1].up
+    late.there = True
+    clock.advance(5.1)
+    s.step()
+    s.until(lambda: s.manager.get_stats().tiers[1].chunks == 4, "what it holds does not come")
+    s.manager.reset_cache("primary")
+    assert s.serve("with it", KEYS[:4]) == 4
+    assert late.tries == 2
+    s.check_at_rest()
+    s.manager.shutdown()
