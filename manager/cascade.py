@@ -95,6 +95,8 @@ class Cascade:
         submitted = set(self.submit(level, wanted, now, owner=owner))
         left = [wanted[place] for place in level.residency.absent(wanted) if wanted[place] not in submitted]
         self._shed(level, left)
+        for key in level.residency.leaving(wanted):
+            level.miss(key)
 
     def _submit_job(
         self, level: Level, keys: Sequence[Key], now: float, owner: str, flow: Flow, staged: Mapping[Key, int]

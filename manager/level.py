@@ -298,7 +298,10 @@ class Level:
 
     def settle_void(self, now: float) -> list[Key]:
         """Where the voiding has ended: the tier is up again, empty. Returns the keys that are gone."""
-        return self.residency.clear() if self._voiding.settled(now, self._running) else []
+        if not self._voiding.settled(now, self._running):
+            return []
+        self.lane.changes()  # what housekeeping has found before is void
+        return self.residency.clear()
 
     # Each step
 

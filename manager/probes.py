@@ -98,6 +98,9 @@ class ProbeTable:
     def absent(self, keys: Sequence[Key]) -> list[int]:
         return [place for place, key in enumerate(keys) if key not in self and key not in self._writing]
 
+    def leaving(self, keys: Sequence[Key]) -> list[Key]:
+        return []
+
     def admit(
         self, keys: Sequence[Key], nbytes: int, hold: Callable[[Sequence[Key]], bool] = lambda victims: False
     ) -> Admission:

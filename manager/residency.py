@@ -146,6 +146,10 @@ class Residency:
         """The places of those keys that a write could bring: neither here nor on their way here or away."""
         return [place for place, key in enumerate(keys) if key not in self._entries]
 
+    def leaving(self, keys: Sequence[Key]) -> list[Key]:
+        """Those of the keys that are on their way out, so that no write can bring them now."""
+        return [key for key in keys if self._state(key) == _State.LEAVING]
+
     def admit(
         self, keys: Sequence[Key], nbytes: int, hold: Callable[[Sequence[Key]], bool] = lambda victims: False
     ) -> Admission:

@@ -158,3 +158,24 @@ def test_a_reset_is_not_kept_by_a_fill_of_its_own(world: World) -> None:
     assert w.lanes[1].queued == 1, "only the lower tier still holds the first prompt"
     w.advance(1, 0)
     w.reset("all", patient=True)
+
+
+def test_a_chunk_stored_while_it_leaves_a_tier_gets_there_when_it_is_used_again(world: World) -> None:
+    w = world(slots=9, capacities=(4,))
+    w.begin("r", FIRST)
+    w.begin("other", OTHER)
+    w.store("r", 4)
+    w.drain(0)
+    w.step()
+    w.reset("primary", patient=True)
+    w.store("other", 4)
+    w.store("r", 4)
+    for _ in range(2):
+        w.step()
+        w.drain(0)
+        w.step()
+        w.touch("r", 4)
+    w.drain(0)
+    w.step()
+    w.step()
+    assert w.holds["t0"] == set(FIRST)

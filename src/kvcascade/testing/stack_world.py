@@ -297,7 +297,7 @@ class StackWorld:
         self.check()
 
     def find(self, lane: int, key: Key) -> None:
-        """A tier's housekeeping finds a chunk."""
+        """A tier's housekeeping finds a chunk, and the manager reads of it at once."""
         level = self.manager._chain.levels[lane % len(self.lanes)]
         residency = _residency(level)
         if level.up and residency.capacity and residency.bytes + CHUNK <= residency.capacity:
