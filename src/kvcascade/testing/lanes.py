@@ -135,6 +135,8 @@ class ManualLane:
     def _transfer(self, job: Job) -> list[Outcome]:
         buffers = [self._slot(slot) for slot in job.slots]
         try:
+            if job.kind is JobKind.PROBE:
+                return [Outcome.OK if there else Outcome.MISSING for there in self._tier.exists(job.keys)]
             if job.kind is JobKind.READ:
                 return self._tier.read(job.keys, buffers)
             return self._tier.write(job.keys, buffers, job.victims)
@@ -205,7 +207,8 @@ class WatchedLane:
     def submit(self, job: Job) -> None:
         assert not self._closed, "a job for a closed lane"
         assert job.owner not in self._finished, f"a job of {job.owner!r} after its finish"
-        assert len(job.keys) == len(job.slots) > 0, "a job needs one slot for each of its keys"
+        slots = 0 if job.kind is JobKind.PROBE else len(job.keys)
+        assert job.keys and len(job.slots) == slots, "a transfer needs a slot for each of its keys, a probe none"
         self.on_submit(job)
         self.submitted.append(job.id)
         self.unsettled[job.id] = job
