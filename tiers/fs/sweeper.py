@@ -18,7 +18,9 @@ __all__ = ["Limits", "Sweeper"]
 log = logging.getLogger("kvcascade.tiers.fs")
 
 PAUSE = 30.0
-"""Seconds between two sweeps, at least; four times as long as the last one took, where that is more."""
+"""Seconds between two sweeps, at least."""
+REST = 4.0
+"""How many times as long as it took the pause after a sweep lasts, at least."""
 CANDIDATES = 16_384
 """Chunks that one sweep evicts at most, so that its memory is bounded. Where that was not enough the next sweep
 follows at once."""
@@ -116,7 +118,7 @@ class Sweeper:
                 yield
         self._say_stuck()
         complete = freed >= goal or len(oldest) < CANDIDATES
-        self._next = self._clock() + (max(PAUSE, 4 * (self._clock() - began)) if complete else 0.0)
+        self._next = self._clock() + (max(PAUSE, REST * (self._clock() - began)) if complete else 0.0)
 
     def _excess(self) -> int:
         """Bytes to be freed."""

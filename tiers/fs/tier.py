@@ -67,6 +67,7 @@ class FsTier(Tier):
     ) -> None:
         self._opened = opened
         self._clock = clock
+        self._now = time.time
         self._ttl = settings.ttl
         self._era: Era | None = self._era_of(opened)
         self._files = ChunkFiles(opened.direct, settings.durability, opened.access)
@@ -170,7 +171,7 @@ class FsTier(Tier):
         return Outcome.MISSING
 
     def _expired(self, written: float) -> bool:
-        return self._ttl is not None and time.time() - written > self._ttl
+        return self._ttl is not None and self._now() - written > self._ttl
 
     def _reject(self, path: str, key: Key, read: os.stat_result) -> Outcome:
         """What was read is not what was stored: the file goes, unless another one has taken its place."""
@@ -253,7 +254,7 @@ class FsTier(Tier):
         temporary = self._opened.writer.temporary()
         stored = False
         try:
-            envelope = Envelope(era.stamp, key, len(buffer), time.time(), time.time_ns(), checksum(buffer))
+            envelope = Envelope(era.stamp, key, len(buffer), self._now(), time.time_ns(), checksum(buffer))
             self._fill(temporary, envelope, buffer)
             with self._room.changing():
                 if era is self._era:
