@@ -47,6 +47,11 @@ class BlockPool:
     def free(self) -> int:
         return len(self._free)
 
+    @property
+    def empty(self) -> bool:
+        """Whether no request uses a block, and the prefix cache knows none."""
+        return not self._cached and self.free == len(self.all) - 1
+
     def take(self, count: int) -> list[Block]:
         """Blocks for new content; what the prefix cache knew of them is forgotten."""
         taken = [self._free.popitem(last=False)[1] for _ in range(count)]

@@ -1,9 +1,10 @@
 """What the scheduler calls: the scheduler's side of vLLM's `KVConnectorBase_V1`, and the adapter behind it."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from kvcascade.connector import EndedLoad, SchedulerAdapter
+from kvcascade.manager import ResetReport
 
 from .allocator import Blocks
 from .outputs import ConnectorOutput, StepPlan
@@ -43,6 +44,9 @@ class AdapterConnector:
 
     def __init__(self, adapter: SchedulerAdapter) -> None:
         self.adapter = adapter
+        self.scope: Literal["all", "primary"] = "all"
+        """What a reset voids."""
+        self.last_reset: ResetReport | None = None
         self.on_new_request = adapter.on_new_request
         self.get_num_new_matched_tokens = adapter.get_num_new_matched_tokens
         self.update_state_after_alloc = adapter.update_state_after_alloc
@@ -56,4 +60,5 @@ class AdapterConnector:
         return self.adapter.request_finished(request)
 
     def reset_cache(self) -> bool:
-        return self.adapter.reset_cache().ok
+        self.last_reset = self.adapter.reset_cache(self.scope, timeout=0.0)
+        return self.last_reset.ok

@@ -2,6 +2,7 @@
 
 from collections import deque
 from random import Random
+from typing import Literal
 
 from kvcascade.connector import Direction, SchedulerAdapter, TransferWorker
 from kvcascade.connector.copies import Slots
@@ -37,7 +38,6 @@ class SimulatedEngine:
     Args:
         manager: the stack; its chunks must have `chunk_bytes(shape)`.
         pool: its slots.
-        workers_report_late: whether a rank may keep what its transfers have ended to itself for a while.
 
     Attributes:
         hashes_late: how many of a request's newest block hashes are held back, at most.
@@ -48,9 +48,11 @@ class SimulatedEngine:
     ) -> None:
         self.shape = shape
         self.model = model or Model()
+        self.prompt_only = prompt_only
         self.hashes_late = 0
         self.adapter = SchedulerAdapter(manager, shape.groups, workers=shape.ranks, prompt_only=prompt_only)
-        self.scheduler = EngineScheduler(shape, AdapterConnector(self.adapter), lambda: self._hold_back())
+        self._connector = AdapterConnector(self.adapter)
+        self.scheduler = EngineScheduler(shape, self._connector, lambda: self._hold_back())
         self.copiers: list[ManualCopier] = []
         self.transfers: list[TransferWorker] = []
         ranks = [self._rank(number, pool) for number in range(shape.ranks)]
@@ -86,12 +88,23 @@ class SimulatedEngine:
     def abort(self, req_id: str) -> None:
         self.scheduler.abort(req_id)
 
-    def reset(self, preempt: bool) -> bool | None:
-        """Empties the caches, the connector's too, after the steps in flight where running requests are to be
-        preempted; see `EngineScheduler.reset`. The weights may change only where the answer is True."""
+    def reset(self, preempt: bool, scope: Literal["all", "primary"] = "all", connector: bool = True) -> bool:
+        """Empties the caches, the connector's too unless it is left out. Where running requests are to be
+        preempted, the steps in flight end first. Returns whether nothing is left of before in the engine and in
+        the tiers that were asked for, so that the weights may change."""
         while preempt and self.flights:
             self._end_flight()
-        return self.scheduler.reset(preempt)
+        self._connector.scope = scope
+        refused = self.scheduler.reset(preempt, connector) is None
+        return connector and not refused and self.scheduler.tables.pool.empty and scope == "all"
+
+    def store_limit(self, request: SimRequest) -> int | None:
+        """Leading tokens of a request that may be stored; None for all."""
+        cap = (request.kv_transfer_params or {}).get("max_offload_tokens")
+        limits = [cap] if type(cap) is int and cap >= 0 else []
+        if self.prompt_only:
+            limits.append(request.num_prompt_tokens)
+        return min(limits, default=None)
 
     # Steps
 

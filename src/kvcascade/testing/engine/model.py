@@ -39,7 +39,10 @@ class Model:
         """The token after those of this hash."""
         return prefix % _VOCABULARY
 
-    def words(self, prefixes: Sequence[int], rank: int, group: int, layer: int) -> Any:
+    def words(
+        self, prefixes: Sequence[int], rank: int, group: int, layer: int, weights: int | None = None
+    ) -> Any:
         """The 8 bytes that each token has in one layer, as an array of integers."""
-        salt = xxhash.xxh3_64_intdigest(f"{self.weights} {rank} {group} {layer}".encode())
+        weights = self.weights if weights is None else weights
+        salt = xxhash.xxh3_64_intdigest(f"{weights} {rank} {group} {layer}".encode())
         return (np.array(prefixes, np.uint64) ^ np.uint64(salt)) * _MIX

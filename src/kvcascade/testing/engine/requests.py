@@ -68,6 +68,7 @@ class SimRequest:
         """The last step it was planned in."""
         self.is_prefill_chunk = False
         self.num_preemptions = 0
+        self.was_scheduled = False
         self._size = tokens_per_block
         self.update_block_hashes()
 

@@ -86,7 +86,11 @@ class EngineScheduler:
         """Whether there is a reason for another step."""
         return bool(self.requests) or bool(self._finished) or self.connector.has_pending_push_work()
 
-    def reset(self, preempt: bool) -> bool | None:
+    def knows(self, req_id: str) -> bool:
+        """Whether a request of this name is there, or has finished since the last step."""
+        return req_id in self.requests or req_id in self._finished
+
+    def reset(self, preempt: bool, connector: bool = True) -> bool | None:
         """Empties the prefix cache, and the connector's. False where blocks are in use; the connector's is
         emptied all the same. None where `preempt` could not free them: then nothing was."""
         while preempt and self.running:
@@ -94,7 +98,7 @@ class EngineScheduler:
         done = self.tables.pool.reset()
         if preempt and not done:
             return None
-        return self.connector.reset_cache() is not False and done
+        return (not connector or self.connector.reset_cache() is not False) and done
 
     # A step is planned
 
@@ -309,6 +313,7 @@ class EngineScheduler:
             request.num_computed_tokens += count
             request.num_in_flight_tokens += count
             request.last_step = self._planned
+            request.was_scheduled = True
             request.is_prefill_chunk = (
                 request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
             )

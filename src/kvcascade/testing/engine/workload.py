@@ -1,0 +1,178 @@
+"""What may happen: engines, stacks and histories, drawn from a seed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, NamedTuple, TypeAlias
+
+from .shape import EngineShape
+from .stack import StackShape, TierShape
+
+__all__ = ["PROFILES", "Action", "Case", "draw_actions", "draw_case"]
+
+
+class Action(NamedTuple):
+    """One thing that happens. It means something in every state, so that a history without some of its actions is
+    a history, too."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.args))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An engine and a stack."""
+
+    seed: int
+    engine: EngineShape
+    stack: StackShape
+    prompt_only: bool = False
+    hashes_late: int = 0
+    """How many of a request's newest hashes may come late."""
+    copy_failures: float = 0.0
+    """Share of the copies between device and host that fail."""
+
+
+_DISK = TierShape("disk")
+_FAULTS: tuple[Mapping[str, float], ...] = (
+    {},
+    {"failed": 0.2},
+    {"failed": 0.05, "missing": 0.05, "corrupt": 0.05, "refused": 0.05, "raises": 0.05},
+)
+
+
+def draw_case(seed: int, profile: str = "all") -> Case:
+    """The case of this seed."""
+    draw = Random(f"case {seed} {profile}")
+    return PROFILES[profile](draw, _any_case(seed, draw))
+
+
+def _any_case(seed: int, draw: Random) -> Case:
+    windows = draw.choice([(0,), (0,), (0,), (0, 8), (0, 5), (9,), (0, 0), (0, 7, 0)])
+    engine = EngineShape(
+        blocks=draw.randint(22, 60) * len(windows),
+        windows=windows,
+        seqs=draw.randint(1, 5),
+        budget=draw.randint(6, 48),
+        drafts=draw.choice([0, 0, 1, 3]),
+        asynchronous=draw.random() < 0.5,
+        ranks=draw.choice([1, 1, 2, 3]),
+        blocks_per_chunk=draw.choice([1, 1, 2, 3]),
+        draft_groups=(len(windows) - 1,) if len(windows) > 1 and draw.random() < 0.3 else (),
+    )
+    tiers = draw.choice(
+        [
+            (),
+            (TierShape(chunks=20),),
+            (TierShape(chunks=6),),
+            (_DISK,),
+            (TierShape(chunks=8), _DISK),
+            (TierShape(chunks=5), TierShape(chunks=30, write="on_evict")),
+        ]
+    )
+    stack = StackShape(
+        slots=draw.choice([4, 8, 14, 30]),
+        tiers=tiers,
+        queue=draw.choice([0.125, 0.5, 1.0]),
+        concurrency=draw.randint(1, 3),
+        seed=seed,
+        faults=dict(draw.choice(_FAULTS)),
+    )
+    return Case(
+        seed,
+        engine,
+        stack,
+        prompt_only=draw.random() < 0.1,
+        hashes_late=draw.choice([0, 0, 1, 3]),
+        copy_failures=draw.choice([0.0, 0.0, 0.1]),
+    )
+
+
+_Profile: TypeAlias = Callable[[Random, Case], Case]
+
+
+def _calm(draw: Random, case: Case) -> Case:
+    """Nothing fails."""
+    return replace(case, stack=replace(case.stack, faults={}), copy_failures=0.0)
+
+
+def _faults(draw: Random, case: Case) -> Case:
+    """Media and copies fail often."""
+    return replace(case, stack=replace(case.stack, faults=dict(_FAULTS[draw.choice([1, 2])])), copy_failures=0.1)
+
+
+def _disk(draw: Random, case: Case) -> Case:
+    """Host and disk."""
+    return replace(case, stack=replace(case.stack, tiers=(_DISK,)))
+
+
+def _plain(draw: Random, case: Case) -> Case:
+    """One worker, one group of full attention, no drafts, one step at a time; nothing fails."""
+    engine = replace(case.engine, windows=(0,), drafts=0, asynchronous=False, ranks=1, draft_groups=())
+    return _calm(draw, replace(case, engine=engine, hashes_late=0))
+
+
+PROFILES: dict[str, _Profile] = {
+    "all": lambda draw, case: case,
+    "calm": _calm,
+    "faults": _faults,
+    "disk": _disk,
+    "plain": _plain,
+}
+"""Name -> what it makes of a case that was drawn."""
+
+
+def draw_actions(case: Case, steps: int) -> list[Action]:
+    """A history with so many steps of the engine."""
+    draw = Random(f"actions {case.seed}")
+    actions: list[Action] = []
+    taken = 0
+    while taken < steps:
+        (kind,) = draw.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
+        actions.append(_DRAWN[kind](draw))
+        taken += kind == "step"
+    return [*actions, Action("settle")]
+
+
+def _add(draw: Random) -> Action:
+    """Family of tokens, length of the prompt, request to go on from, most tokens, where it stops, its bounds."""
+    return Action(
+        "add",
+        (
+            draw.randrange(4),
+            draw.randint(1, 60),
+            draw.choice([None, None, 0, 1, 2]),
+            draw.randint(1, 20),
+            draw.choice([None, None, 1, 3, 6]),
+            draw.choice([None, None, None, None, 5, 16, -1, "many"]),
+        ),
+    )
+
+
+_DRAWN: dict[str, Callable[[Random], Action]] = {
+    "step": lambda draw: Action("step", (draw.getrandbits(32),)),
+    "add": _add,
+    "abort": lambda draw: Action("abort", (draw.randrange(8),)),
+    "media": lambda draw: Action("media", tuple(draw.randrange(6) for _ in range(draw.choice([1, 2, 4, 12])))),
+    "time": lambda draw: Action("time", (draw.choice([0.1, 1.0, 3.0]),)),
+    "forget": lambda draw: Action("forget"),
+    "reset": lambda draw: Action(
+        "reset", (draw.random() < 0.6, draw.choice(["all", "primary"]), draw.random() < 0.7)
+    ),
+    "faults": lambda draw: Action("faults", (draw.random() < 0.5,)),
+    "settle": lambda draw: Action("settle"),
+}
+_WEIGHTS = {
+    "step": 100,
+    "add": 16,
+    "abort": 3,
+    "media": 70,
+    "time": 5,
+    "forget": 3,
+    "reset": 1.5,
+    "faults": 1,
+    "settle": 0.4,
+}
