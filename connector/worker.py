@@ -144,6 +144,8 @@ class TransferWorker:
 
     def _check(self, chunk: ChunkCopy) -> GroupLayout:
         """Nothing outside the tensors and the slots is ever touched."""
+        if not 0 <= chunk.group < len(self._groups):
+            raise ProtocolError(f"{chunk}: groups are 0 to {len(self._groups) - 1}")
         group = self._groups[chunk.group]
         if not 0 <= chunk.slot < self._slots or not 0 <= chunk.first <= group.blocks_per_chunk - len(chunk.blocks):
             raise ProtocolError(
