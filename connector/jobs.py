@@ -66,11 +66,15 @@ class Job:
             found[chunk.group].update(chunk.blocks)
         return tuple(frozenset(blocks - {NO_BLOCK}) for blocks in found)
 
+    def failed_at(self) -> int:
+        """For a load: the first token that was to be loaded and was not; its end where all were."""
+        return self.start if self.plan is None else self.plan.failed_at(self.failed, self.owner.groups)
+
     def valid_tokens(self) -> int:
-        """For a load: the leading tokens of the request that are on the device."""
-        if self.plan is None:
-            return self.start
-        return self.plan.valid_tokens(self.failed, self.owner.groups, self.start)
+        """For a load: where the request can go on. With sliding windows a part of what was promised is of no use:
+        the engine has let go of all before the window of the load's end, its own blocks too."""
+        windowed = any(group.spec.window is not None for group in self.owner.groups)
+        return 0 if self.failed and windowed else self.failed_at()
 
 
 class JobTable:

@@ -92,15 +92,14 @@ class LoadPlan:
             for place, slot, (first, blocks) in zip(self.places, slots, self.blocks, strict=True)
         ]
 
-    def valid_tokens(self, failed: Iterable[int], groups: Sequence[GroupState], start: int) -> int:
-        """Where the prefix ends that is on the device, of which `start` tokens were before, if these chunks were
-        not loaded. A window that lacks one is of no use at all."""
-        valid = self.tokens
+    def failed_at(self, failed: Iterable[int], groups: Sequence[GroupState]) -> int:
+        """The first token that was to be loaded, if these chunks were not; the end of the load where all were."""
+        first = self.tokens
         for number in failed:
             spec, place = groups[self.places[number].group].spec, self.places[number]
             first_block = place.chunk * spec.blocks_per_chunk + self.blocks[number][0]
-            valid = min(valid, start if spec.window else first_block * spec.tokens_per_block)
-        return valid
+            first = min(first, first_block * spec.tokens_per_block)
+        return first
 
 
 def plan_load(state: RequestState, blocks: Blocks, tokens: int) -> LoadPlan:

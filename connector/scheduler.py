@@ -373,12 +373,10 @@ class SchedulerAdapter:
         a chunk that could not be loaded again, or the same would happen for ever."""
         if self._jobs.is_void(job):
             job.failed = set(range(len(job.chunks)))
-            return EndedLoad(job.owner.id, job.start, job.failed_blocks(len(self._groups)), tuple(job.keys))
-        valid = job.valid_tokens()
-        if job.failed:
-            job.owner.load_limit = valid
+        elif job.failed:
+            job.owner.load_limit = job.failed_at()
         failed = tuple(job.keys[place] for place in sorted(job.failed))
-        return EndedLoad(job.owner.id, valid, job.failed_blocks(len(self._groups)), failed)
+        return EndedLoad(job.owner.id, job.valid_tokens(), job.failed_blocks(len(self._groups)), failed)
 
 
 def _blocks_of(group: GroupSpec, blocks: Sequence[Sequence[int]], name: str) -> Sequence[int]:

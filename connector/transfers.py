@@ -84,7 +84,8 @@ class EndedLoad(NamedTuple):
 
     req_id: str
     valid_tokens: int
-    """Leading tokens of the request whose KV is on the device; what is beyond must be computed."""
+    """Leading tokens of the request whose KV is in its blocks; what is beyond must be computed. 0 where a load
+    behind a sliding window has failed, since the engine has let go of the blocks before that window."""
     invalid: tuple[frozenset[int], ...]
     """For each of the adapter's groups, the device blocks that were to be loaded and were not."""
     keys: tuple[Key, ...] = ()
