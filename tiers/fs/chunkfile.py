@@ -13,7 +13,7 @@ from kvcascade.types import Buffer, Key
 
 from .layout import BLOCK, GONE, Access, footprint
 
-__all__ = ["ChunkFiles", "Found", "Verdict", "direct_works", "facts", "is_there"]
+__all__ = ["ChunkFiles", "Found", "Verdict", "direct_works", "facts", "is_there", "same_file"]
 
 COMMITS = 3
 """Tries to rename into a folder that may be removed, being empty, at the same time."""
@@ -52,14 +52,12 @@ class ChunkFiles:
     def fill(self, temporary: str, envelope: Envelope, payload: Buffer) -> None:
         """Writes a new file. Closing it is a part of that: a network file system may only then say that there is
         no room."""
-        fd = os.open(temporary, self._flags | os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._access.mode)
+        fd = self._access.create(temporary, self._flags)
         try:
             with framed(self._scratch, [payload], BLOCK, self._direct) as (frame,):
                 frame.header[:] = pack(envelope, BLOCK)
                 frame.before_write()
                 write_at(fd, frame.views, 0)
-            if self._access.mode != 0o600:
-                os.fchmod(fd, self._access.mode)  # whatever the umask
             if self._durability != "none":
                 os.fsync(fd)
         finally:
@@ -137,6 +135,14 @@ def facts(path: str) -> os.stat_result | None:
         if error.errno in (*GONE, errno.ENOTDIR):
             return None
         raise
+
+
+def same_file(one: os.stat_result, other: os.stat_result) -> bool:
+    """Whether nobody has replaced the file between two looks at it. An inode alone is soon used again."""
+    return os.path.samestat(one, other) and (one.st_mtime_ns, one.st_ctime_ns) == (
+        other.st_mtime_ns,
+        other.st_ctime_ns,
+    )
 
 
 def direct_works(temporary: str) -> bool:

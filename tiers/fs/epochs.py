@@ -78,8 +78,7 @@ class Epochs:
         folder = self._of(name)
         self._access.make_folder(folder)
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            fd = os.open(folder / str(generation + 1), flags, self._access.mode)
+            fd = self._access.create(folder / str(generation + 1))
         except FileExistsError:
             pass  # another engine has left it, too
         else:

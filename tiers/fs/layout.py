@@ -138,6 +138,17 @@ class Access(NamedTuple):
         if self.folder_mode != 0o700:
             path.chmod(self.folder_mode)
 
+    def create(self, path: Path | str, flags: int = 0) -> int:
+        """A file descriptor for writing a file that was not there before.
+
+        Raises:
+            OSError: it can't be made, or is there.
+        """
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | flags, self.mode)
+        if self.mode != 0o600:
+            os.fchmod(fd, self.mode)  # whatever the umask
+        return fd
+
 
 class Home:
     """The folder of one namespace. Its description is the first that is written and the last that is removed."""

@@ -71,8 +71,7 @@ class Lease:
             return
         self._access.make_folder(self._folder)
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            fd = os.open(self._path(last + 1), flags, self._access.mode)
+            fd = self._access.create(self._path(last + 1))
         except FileExistsError:
             return  # another engine was faster
         try:

@@ -117,10 +117,8 @@ def _describe(home: Home, namespace: Namespace, writer: Writer, access: Access) 
     if home.description == wanted:
         return
     temporary = writer.temporary()
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, access.mode)
+    fd = access.create(temporary)
     try:
-        if access.mode != 0o600:
-            os.fchmod(fd, access.mode)
         os.write(fd, json.dumps(wanted, indent=1, ensure_ascii=False).encode())
         os.fsync(fd)
     finally:

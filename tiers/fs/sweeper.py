@@ -117,7 +117,7 @@ class Sweeper:
             if number % SLICE == SLICE - 1:
                 yield
         self._say_stuck()
-        complete = freed >= goal or len(oldest) < CANDIDATES
+        complete = freed >= goal or not freed or len(oldest) < CANDIDATES
         self._next = self._clock() + (max(PAUSE, REST * (self._clock() - began)) if complete else 0.0)
 
     def _excess(self) -> int:

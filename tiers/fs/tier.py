@@ -16,7 +16,7 @@ from kvcascade.tiers.disk.calls import Calls
 from kvcascade.tiers.envelope import Envelope, checksum
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Outcome, Usage
 
-from .chunkfile import ChunkFiles, Verdict, facts
+from .chunkfile import ChunkFiles, Verdict, facts, same_file
 from .layout import GONE, chunks, entry, fans, footprint, looks_whole, place, sweeper_folder
 from .lease import Lease
 from .opening import Opened, open_directory
@@ -177,7 +177,7 @@ class FsTier(Tier):
         """What was read is not what was stored: the file goes, unless another one has taken its place."""
         with self._room.changing():
             now = facts(path)
-            if now is None or not os.path.samestat(now, read):
+            if now is None or not same_file(now, read):
                 return Outcome.MISSING
             if self._quarantine is not None:
                 self._quarantine.keep(path)

@@ -1,0 +1,451 @@
+"""Engines among each other: temporaries, the sweeper and its lease, a directory for one alone."""
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcascade.errors import ConfigError, TierUnavailable
+from kvcascade.testing import key_for
+from kvcascade.tiers.fs import lease, sweeper, writers
+from kvcascade.tiers.fs.layout import Access, server_time
+from kvcascade.tiers.fs.lease import EXPIRES, RENEW_EVERY, Lease
+from kvcascade.tiers.fs.writers import STALE, Identity, Writer, living
+from kvcascade.types import Outcome, Usage
+
+ELSEWHERE = Identity("far", "0123456789ab", 7, 1234, "", False, "aaaa0000")
+
+
+def ended_here() -> Identity:
+    """A process of this host that has ended."""
+    pid = int(subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True).stdout)
+    return Identity.new("", exclusive=False)._replace(pid=pid, token="bbbb0000")
+
+
+def lived_here() -> Identity:
+    """An earlier process that had the number of this one."""
+    me = Identity.new("", exclusive=False)
+    return me._replace(started=me.started - 1, token="cccc0000")
+
+
+def leave_behind(root: Path, identity: Identity, age: float = 0.0) -> Path:
+    """The folder of a writer, with a temporary in it, both last touched `age` seconds ago."""
+    writer = Writer(root, identity, Access())
+    writer.enter()
+    temporary = Path(writer.temporary())
+    temporary.write_bytes(b"half")
+    for path in (temporary, writer.folder):
+        past = path.stat().st_mtime - age
+        os.utime(path, (past, past))
+    return temporary
+
+
+# Temporaries
+
+
+@pytest.mark.parametrize("dead", [ended_here, lived_here])
+def test_temporaries_of_dead_local_processes_go_at_start(shared: Any, dead: Any) -> None:
+    """LMCache/LMCache#2517: a rule that can't hit a live writer, though numbers of processes are used again."""
+    temporary = leave_behind(shared.path, dead())
+    shared.engine()
+    assert not temporary.parent.exists()
+
+
+def test_temporaries_of_living_processes_stay(shared: Any) -> None:
+    me = leave_behind(shared.path, Identity.new("", exclusive=False), age=2 * STALE)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with process:
+        other = Identity.new("", False)._replace(pid=process.pid, started=writers._started(process.pid))
+        theirs = leave_behind(shared.path, other, age=2 * STALE)
+        shared.engine()
+        assert me.exists()
+        assert theirs.exists()
+        process.kill()
+        process.wait()
+    shared.engine()
+    assert me.exists()
+    assert not theirs.parent.exists()
+
+
+def test_a_killed_process_that_nobody_waits_for_is_dead() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with process:
+        identity = Identity.new("", False)._replace(pid=process.pid, started=writers._started(process.pid))
+        assert identity.lives
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert identity.lives is False
+
+
+def test_temporaries_of_other_hosts_go_by_their_age(shared: Any) -> None:
+    old = leave_behind(shared.path, ELSEWHERE, age=STALE + 60)
+    young = leave_behind(shared.path, ELSEWHERE._replace(token="dddd0000"), age=STALE - 60)
+    shared.engine()
+    assert not old.parent.exists()
+    assert young.exists()
+
+
+def test_an_age_is_measured_on_the_servers_clock(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    young = leave_behind(shared.path, ELSEWHERE)
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    shared.engine()
+    assert young.exists()
+
+
+def test_an_engine_shows_that_it_lives(shared: Any) -> None:
+    tier = shared.engine()
+    folder = tier._opened.writer.folder
+    os.utime(folder, (1, 1))
+    tier.maintain(0.0)
+    assert folder.stat().st_mtime == 1
+    tier._beaten -= 60.0
+    tier.maintain(0.0)
+    assert folder.stat().st_mtime > 1
+    folder.rmdir()  # taken for dead
+    tier._beaten -= 60.0
+    tier.maintain(0.0)
+    assert tier._opened.writer.identity in living(shared.path, server_time(shared.path))
+
+
+def test_what_is_no_writers_folder_is_left_alone(shared: Any) -> None:
+    foreign = shared.path / ".kvcascade" / "writers" / "mine"
+    foreign.mkdir(parents=True)
+    shared.engine()
+    assert foreign.exists()
+
+
+# The lease
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lease_of(root: Path, token: str, clock: Clock) -> Lease:
+    return Lease(root / "sweeper", Identity.new("", False)._replace(token=token), Access(), clock)
+
+
+def test_one_holds_the_lease_until_it_gives_it_back(tmp_path: Path) -> None:
+    clock = Clock()
+    one, two = lease_of(tmp_path, "11111111", clock), lease_of(tmp_path, "22222222", clock)
+    for _ in range(3):
+        clock.now += RENEW_EVERY
+        assert one.held(lambda: server_time(tmp_path))
+        assert not two.held(lambda: server_time(tmp_path))
+    one.release()
+    clock.now += RENEW_EVERY
+    assert two.held(lambda: server_time(tmp_path))
+    clock.now += RENEW_EVERY
+    assert not one.held(lambda: server_time(tmp_path))
+    assert len(list((tmp_path / "sweeper").iterdir())) == 1
+
+
+def test_a_lease_that_is_not_renewed_expires_on_the_servers_clock(tmp_path: Path) -> None:
+    clock = Clock()
+    one, two = lease_of(tmp_path, "11111111", clock), lease_of(tmp_path, "22222222", clock)
+    assert one.held(lambda: server_time(tmp_path))
+    assert not two.held(lambda: server_time(tmp_path) + EXPIRES - 1)
+    clock.now += RENEW_EVERY
+    assert two.held(lambda: server_time(tmp_path) + EXPIRES + 1)
+    assert not one.held(lambda: server_time(tmp_path))  # it was stopped, and goes on
+
+
+@pytest.mark.parametrize(("holder", "taken"), [(ended_here, True), (lived_here, True), (lambda: ELSEWHERE, False)])
+def test_the_lease_of_a_dead_local_process_is_free(tmp_path: Path, holder: Any, taken: bool) -> None:
+    clock = Clock()
+    dead = Lease(tmp_path / "sweeper", holder(), Access(), clock)
+    assert dead.held(lambda: server_time(tmp_path))
+    assert lease_of(tmp_path, "11111111", clock).held(lambda: server_time(tmp_path)) is taken
+
+
+def test_a_lease_without_a_name_is_taken(tmp_path: Path) -> None:
+    """Its holder was killed, or is just about to write its name."""
+    (tmp_path / "sweeper").mkdir()
+    (tmp_path / "sweeper" / "4").touch()
+    clock = Clock()
+    mine = lease_of(tmp_path, "11111111", clock)
+    assert not mine.held(lambda: server_time(tmp_path))
+    clock.now += RENEW_EVERY
+    assert mine.held(lambda: server_time(tmp_path) + EXPIRES + 1)
+    assert [file.name for file in (tmp_path / "sweeper").iterdir()] == ["5"]
+
+
+# The sweep
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep is always due."""
+    monkeypatch.setattr(sweeper, "PAUSE", 0.0)
+    monkeypatch.setattr(sweeper, "REST", 0.0)
+    monkeypatch.setattr(lease, "RENEW_EVERY", 0.0)
+
+
+def aged(shared: Any, tier: Any, count: int, first: int = 0) -> list[bytes]:
+    """Stores chunks, the first of them the least recently used."""
+    keys = shared.keys(*range(first, first + count))
+    assert shared.store(tier, keys) == [Outcome.OK] * count
+    for age, key in enumerate(reversed(keys)):
+        past = shared.file(tier, key).stat().st_mtime - 60 * age
+        os.utime(shared.file(tier, key), (past, past))
+    return keys
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_sweep_evicts_what_was_used_the_longest_ago(shared: Any) -> None:
+    """vllm-project/vllm#52784: from above the high mark down to the low one, of all namespaces and epochs."""
+    file_bytes = shared.chunk + 4096
+    tier = shared.engine(capacity=20 * file_bytes)
+    keys = aged(shared, tier, 19)
+    tier.maintain(60.0)
+    assert tier.exists(keys) == [True] * 19
+    tier.move_to("v2")
+    more = aged(shared, tier, 3, first=100)
+    tier.maintain(60.0)
+    assert len(shared.files) == 18
+    assert tier.exists(more) == [True] * 3
+    tier.maintain(60.0)
+    assert len(shared.files) == 18
+    assert tier._sweeper.evicted == 4
+
+
+@pytest.mark.usefixtures("restless")
+def test_what_is_used_during_a_sweep_stays(shared: Any) -> None:
+    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
+    keys = aged(shared, tier, 12)
+    evict = tier._sweeper._evict
+    used = shared.file(tier, keys[1])
+
+    def late(candidate: Any) -> int:
+        if candidate.path == str(used):
+            os.utime(used)
+        return int(evict(candidate))
+
+    tier._sweeper._evict = late
+    tier.maintain(60.0)
+    assert tier.exists(keys[:5]) == [False, True, False, False, True]
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_sweep_goes_on_where_it_was(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`maintain` has little time, and the directory is large."""
+    monkeypatch.setattr(sweeper, "SLICE", 1)
+    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
+    aged(shared, tier, 20)
+    calls = 0
+    while len(shared.files) > 9:
+        tier.maintain(0.0)
+        calls += 1
+        assert calls < 1000
+    assert calls > 20
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_sweep_remembers_a_bounded_number_of_chunks(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeper, "CANDIDATES", 3)
+    monkeypatch.setattr(sweeper, "PAUSE", 1e9)
+    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
+    keys = aged(shared, tier, 20)
+    for left in (17, 14, 11, 9, 9):
+        tier.maintain(60.0)
+        assert len(shared.files) == left
+    assert tier.exists(keys) == [False] * 11 + [True] * 9
+
+
+@pytest.mark.usefixtures("restless")
+def test_who_loses_the_lease_stops_sweeping_and_goes_on_reading(shared: Any) -> None:
+    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
+    tier.maintain(60.0)
+    keys = aged(shared, tier, 20)
+    (held,) = (shared.path / ".kvcascade" / "sweeper").iterdir()
+    Path(held.with_name(str(int(held.name) + 1))).write_text(str(ELSEWHERE))
+    tier.maintain(60.0)
+    assert shared.load(tier, keys) == [Outcome.OK] * 20
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_chunk_that_can_not_be_deleted(
+    shared: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """sgl-project/sglang#31485: the next one goes in its place; said once."""
+    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
+    keys = aged(shared, tier, 12)
+    stuck = [shared.file(tier, key) for key in keys[:2]]
+    unlink = os.unlink
+
+    def refusing(path: Any, *args: Any, **named: Any) -> None:
+        if Path(path) in stuck:
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        unlink(path, *args, **named)
+
+    monkeypatch.setattr(os, "unlink", refusing)
+    with caplog.at_level(logging.WARNING):
+        tier.maintain(60.0)
+        assert tier.exists(keys) == [True] * 2 + [False] * 3 + [True] * 7
+        shared.store(tier, shared.keys(100, 101))
+        tier.maintain(60.0)
+    assert len(shared.files) == 9
+    assert tier._sweeper.stuck == 2
+    assert [record.message for record in caplog.records if "deleted" in record.message] == [
+        f"{shared.path}: 2 chunks can't be deleted and are left where they are"
+    ]
+    (outcome,) = tier.delete(keys[:1])
+    assert isinstance(outcome.cause, TierUnavailable)
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_directory_in_which_nothing_can_be_deleted(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sgl-project/sglang#31485: no endless loop, and new chunks are stored all the same."""
+    monkeypatch.setattr(sweeper, "STUCK", 5)
+    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
+    aged(shared, tier, 20)
+    tried: list[Any] = []
+
+    def refusing(path: Any, *args: Any, **named: Any) -> None:
+        tried.append(path)
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "unlink", refusing)
+        tier.maintain(60.0)
+    assert len(tried) == 5
+    assert shared.store(tier, shared.keys(100)) == [Outcome.OK]
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_sweep_removes_what_has_expired(shared: Any) -> None:
+    tier = shared.engine(ttl="630s")
+    keys = aged(shared, tier, 20)
+    tier.maintain(60.0)
+    assert tier.exists(keys) == [False] * 9 + [True] * 11
+    assert len(shared.files) == 11
+
+
+@pytest.mark.usefixtures("restless")
+def test_foreign_files_are_never_touched(shared: Any) -> None:
+    """LMCache/LMCache#1454."""
+    tier = shared.engine(capacity=1)
+    keys = aged(shared, tier, 3)
+    chunk = shared.file(tier, keys[0])
+    epoch = chunk.parent.parent
+    foreign = [
+        shared.path / "mine",
+        shared.path / ("0" * 32) / "00" / "0000",
+        epoch / "mine",
+        chunk.parent / "mine",
+        chunk.parent / f"{chunk.name}.bak",
+        chunk.parent / f".nfs{chunk.name}",
+        tier._opened.home.path / "epochs" / "mine",
+        shared.path / ".kvcascade" / "mine",
+    ]
+    for file in foreign:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    tier.maintain(60.0)
+    assert shared.files == []
+    tier.close()
+    shared.settings().clear(None)
+    assert [file.read_text() for file in foreign] == ["mine"] * len(foreign)
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_medium_that_fails_is_swept_later(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
+    aged(shared, tier, 12)
+    with monkeypatch.context() as broken:
+
+        def fails(path: Any) -> Any:
+            raise OSError(errno.EIO, "Input/output error")
+
+        broken.setattr(os, "listdir", fails)
+        broken.setattr(os, "scandir", fails)
+        with pytest.raises(TierUnavailable):
+            tier.maintain(60.0)
+    tier.maintain(60.0)
+    assert len(shared.files) == 9
+
+
+@pytest.mark.usefixtures("restless")
+def test_empty_folders_go(shared: Any) -> None:
+    """A reset leaves an epoch's folder with 256 others in it."""
+    tier = shared.engine(capacity=1)
+    aged(shared, tier, 10)
+    tier.move_to("")
+    tier.maintain(60.0)
+    tier.maintain(60.0)
+    assert tier._opened.home.epochs() == []
+    assert shared.store(tier, shared.keys(1)) == [Outcome.OK]
+
+
+# A directory for one engine alone
+
+
+def test_an_exclusive_directory_has_one_user(shared: Any) -> None:
+    one = shared.engine(exclusive=True, capacity=1 << 20)
+    for exclusive in (True, False):
+        with pytest.raises(ConfigError, match=f"is used by process {os.getpid()} on .* for itself"):
+            shared.engine(exclusive=exclusive, capacity=1 << 20)
+    one.close()
+    shared.engine()
+    with pytest.raises(ConfigError, match="asks for it alone"):
+        shared.engine(exclusive=True, capacity=1 << 20)
+    assert len(shared.writers) == 1
+
+
+def test_an_exclusive_directory_that_shrinks(shared: Any) -> None:
+    """LMCache/LMCache#1454: what is left of a killed engine is counted, used, and cut to the new capacity."""
+    file_bytes = shared.chunk + 4096
+    tier = shared.engine()
+    keys = aged(shared, tier, 10)
+    tier.close()
+    foreign = shared.path / "mine"
+    foreign.write_text("mine")
+    again = shared.engine(exclusive=True, capacity=6 * file_bytes)
+    assert again.usage() == Usage(6, 6 * file_bytes, 6 * file_bytes)
+    assert shared.load(again, keys) == [Outcome.MISSING] * 4 + [Outcome.OK] * 6
+    assert shared.bytes == 6 * file_bytes
+    assert foreign.read_text() == "mine"
+
+
+def test_chunks_that_nobody_uses_any_more_make_room_first(shared: Any) -> None:
+    file_bytes = shared.chunk + 4096
+    tier = shared.engine(exclusive=True, capacity=6 * file_bytes)
+    aged(shared, tier, 5)
+    tier.move_to("v2")
+    fresh = shared.keys(*range(100, 106))
+    for number, key in enumerate(fresh, 1):
+        assert shared.store(tier, [key]) == [Outcome.OK]
+        assert tier.usage() == Usage(number, number * file_bytes, 6 * file_bytes)
+        assert shared.bytes <= 6 * file_bytes
+    assert shared.store(tier, [key_for(1)]) == [Outcome.REFUSED]
+    tier.close()
+    again = shared.engine("v2", exclusive=True, capacity=6 * file_bytes)
+    assert shared.load(again, fresh) == [Outcome.OK] * 6
+
+
+def test_leftovers_that_can_not_be_deleted_take_room(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_bytes = shared.chunk + 4096
+    tier = shared.engine(exclusive=True, capacity=6 * file_bytes)
+    aged(shared, tier, 2)
+    tier.move_to("v2")
+    stuck = set(shared.files)
+    unlink = os.unlink
+
+    def refusing(path: Any, *args: Any, **named: Any) -> None:
+        if Path(path) in stuck:
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        unlink(path, *args, **named)
+
+    monkeypatch.setattr(os, "unlink", refusing)
+    outcomes = shared.store(tier, shared.keys(*range(100, 106)))
+    assert outcomes == [Outcome.OK] * 4 + [Outcome.REFUSED] * 2
+    assert shared.bytes == 6 * file_bytes
+    assert tier.usage() == Usage(4, 4 * file_bytes, 4 * file_bytes)
