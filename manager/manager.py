@@ -136,8 +136,6 @@ class SecondaryTierManager:
                 break
             pending = pending or answer is not LookupResult.HIT
             hits += not pending
-        if not pending:
-            request.waiting_since = None
         return PrefixMatch(hits, pending)
 
     def touch(self, keys: Sequence[Key], ctx: RequestContext) -> None:
@@ -366,9 +364,10 @@ class SecondaryTierManager:
         return LookupResult.HIT_PENDING
 
     def _out_of_patience(self, request: Request) -> bool:
-        """Whether this request has been told 'not yet' for as long as any tier may take."""
-        if request.waiting_since is None:
+        """Whether this request has been told 'not yet', time and again, for as long as any tier may take."""
+        if request.waiting_since is None or self._now - request.waited_last > self._patience:
             request.waiting_since = self._now
+        request.waited_last = self._now
         return self._now - request.waiting_since > self._patience
 
     def _why(self, key: Key) -> MissReason:
