@@ -17,7 +17,7 @@ _KIND = {TIERS: "tier type", EVICTION: "eviction policy"}
 # Names that a later release, or a package beside this one, will bring: refused with better words than "unknown".
 _NOT_YET = {
     TIERS: {"fs", "redis", "s3"},
-    EVICTION: {"arc", "s3fifo"},
+    EVICTION: set(),
 }
 
 

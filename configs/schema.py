@@ -33,6 +33,7 @@ __all__ = [
     "BoundedSettings",
     "BreakerSettings",
     "EvictionName",
+    "PinningSettings",
     "PrimarySettings",
     "PromoteAfter",
     "SecondarySettings",
@@ -95,6 +96,14 @@ class Settings(BaseModel):
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
             yield name, masked(value, name or "")
+
+
+class PinningSettings(Settings):
+    """How far requests may have their chunks kept in primary."""
+
+    share: Annotated[float, Field(ge=0, le=0.5)] = 0.1
+    """Of primary's slots, all requests together; 0: none."""
+    longest: NonZeroDuration = 600.0
 
 
 class TierBase(Settings):
@@ -224,6 +233,7 @@ class StackSettings(Settings):
     """Names the weights, where an engine changes them in place."""
     io: Literal["process", "thread"] = "thread"
     reset_scope: Literal["all", "primary"] = "all"
+    pinning: PinningSettings = PinningSettings()
     log_every: Duration = 60.0
     """Seconds between two summary lines in the log; 0 = none."""
     tiers: Annotated[tuple[SerializeAsAny[InstanceOf[TierBase]], ...], Field(min_length=1)]

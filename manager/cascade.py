@@ -9,6 +9,7 @@ from .chain import Chain
 from .jobs import Flow, Job, JobKind, Report
 from .level import Level
 from .primary import Primary
+from .wishes import Priority
 
 __all__ = ["Cascade"]
 
@@ -30,11 +31,13 @@ class Cascade:
         self.hold: Callable[[Level | None, Sequence[Key], float], bool] = lambda level, victims, now: False
         """Whether these victims of a tier (None: primary) should not go yet; set where chunks are demoted."""
 
-    def store(self, keys: Sequence[Key], owner: str, now: float) -> None:
+    def store(self, keys: Sequence[Key], owner: str, now: float, priority: Priority) -> None:
         """These keys, just readable in primary, go to each tier that receives `through`."""
+        if priority == "low":
+            return
         for level in self._chain.levels:
             if level.settings.write == "through":
-                self._offer(level, keys, owner, now)
+                self._offer(level, keys, owner, now, at_once=priority == "high")
 
     def again(self, keys: Sequence[Key], owner: str, now: float) -> None:
         """These keys were used: cascades of them that did not happen are tried again."""
@@ -86,9 +89,10 @@ class Cascade:
                 if not self._pinned[slot]:
                     del self._pinned[slot]
 
-    def _offer(self, level: Level, keys: Sequence[Key], owner: str, now: float) -> None:
-        """Submits what may be; the rest is remembered until its chunk is used again."""
-        wanted = [key for key in keys if level.admits(key)]
+    def _offer(self, level: Level, keys: Sequence[Key], owner: str, now: float, at_once: bool = False) -> None:
+        """Submits what may be; the rest is remembered until its chunk is used again. `at_once`: however seldom the
+        chunks were used."""
+        wanted = [key for key in keys if at_once or level.admits(key)]
         for key in set(keys).difference(wanted):
             level.residency.ghosts.add(key, MissReason.REFUSED)
             level.miss(key)

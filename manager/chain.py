@@ -68,11 +68,11 @@ class Chain:
         self._events.removed(level.name, moved.went)
         self._events.stored(level.name, moved.came)
 
-    def touch(self, keys: Sequence[Key]) -> None:
-        """These were used, as one prompt, head first."""
+    def touch(self, keys: Sequence[Key], request: int = 0) -> None:
+        """These were used by the request of this number, as one prompt, head first."""
         for level in self.levels:
             self.expire(level, keys)
-            here = level.residency.touch(keys)
+            here = level.residency.touch(keys, request)
             if here:
                 level.tier.touch(here)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from kvcascade.configs.schema import Watermarks
+from kvcascade.configs.schema import PinningSettings, Watermarks
 from kvcascade.errors import ClosedError, ProtocolError
 from kvcascade.tiers.host import HostPool
 from kvcascade.types import Key, LookupResult, MissReason, PrefixMatch, RequestContext, StoreOffer
@@ -15,6 +15,7 @@ from .cascade import Cascade
 from .chain import Chain
 from .demotion import Demotion
 from .events import Event, EventLog
+from .pinboard import Pinboard
 from .primary import Primary
 from .probing import Probing
 from .promotion import Promotion
@@ -65,6 +66,7 @@ class SecondaryTierManager:
         reset_scope: Literal["all", "primary"] = "all",
         log_every: float = 0.0,
         watermarks: Watermarks | None = None,
+        pinning: PinningSettings | None = None,
         staging: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,6 +84,8 @@ class SecondaryTierManager:
         self._probing = Probing(chain)
         self._demotion = Demotion(primary, chain, self._cascade, watermarks or Watermarks(), staging)
         self._cascade.hold = self._demotion.hold
+        pinning = pinning or PinningSettings()
+        self._pinboard = Pinboard(self._slots, pinning.share, pinning.longest)
         self._requests = RequestTable()
         self._storing: dict[Key, Request] = {}
         self._loading: dict[Key, list[Request]] = {}
@@ -106,6 +110,8 @@ class SecondaryTierManager:
         request = self._requests.get(ctx, "on_request_finished")
         self._requests.finish(request)
         self._promotion.drop(request)
+        if request.wishes.pin_for:
+            self._pinboard.pin(request.keys, request.wishes.pin_for, self._now)
         self._use(list(request.keys), request)
         self._chain.used(request.keys)
         self._end_if_over(request)
@@ -234,6 +240,7 @@ class SecondaryTierManager:
         self._promotion.flush(self._now)
         self._demotion.advance(self._now)
         self._release_overdue()
+        self._pinboard.release_overdue(self._now)
         self._slots.end_step()
         self._stepping = False
 
@@ -279,6 +286,7 @@ class SecondaryTierManager:
         copies |= {key: [request.id for request in requests] for key, requests in self._loading.items()}
         self._storing.clear()
         self._loading.clear()
+        self._pinboard.reset()
         self._promotion.reset()
         self._demotion.reset()
         self._primary.clear(copies)
@@ -381,8 +389,8 @@ class SecondaryTierManager:
             level.stats.misses[level.why(key)] += 1
 
     def _use(self, keys: Sequence[Key], request: Request) -> None:
-        self._slots.touch(keys)
-        self._chain.touch(keys)
+        self._slots.touch(keys, request.number)
+        self._chain.touch(keys, request.number)
         self._cascade.again(keys, request.owner, self._now)
 
     def _held(self, victims: Sequence[int]) -> bool:
@@ -401,7 +409,7 @@ class SecondaryTierManager:
                 self._slots.discard(slot)
         if success:
             self._primary.stored(keys)
-            self._cascade.store(keys, request.owner, self._now)
+            self._cascade.store(keys, request.owner, self._now, request.wishes.priority)
             for key in keys:
                 self._slots.unpin(self._slots.find(key))
         self._end_if_over(request)

@@ -92,7 +92,7 @@ class ProbeTable:
             self._learn(key, there=True)
         return new
 
-    def touch(self, keys: Sequence[Key]) -> list[Key]:
+    def touch(self, keys: Sequence[Key], request: int = 0) -> list[Key]:
         return [key for key in reversed(keys) if key in self]
 
     def absent(self, keys: Sequence[Key]) -> list[int]:

@@ -8,6 +8,8 @@ from typing import TypeAlias
 from kvcascade.errors import ProtocolError
 from kvcascade.types import Key, MissReason, RequestContext
 
+from .wishes import Wishes, wishes_of
+
 __all__ = ["Answer", "Delivery", "Request", "RequestTable"]
 
 
@@ -35,6 +37,7 @@ class Request:
         "id",
         "keys",
         "loading",
+        "number",
         "owner",
         "promoting",
         "sources",
@@ -42,10 +45,14 @@ class Request:
         "turned_down",
         "waited_last",
         "waiting_since",
+        "wishes",
     )
 
-    def __init__(self, req_id: str, owner: str) -> None:
+    def __init__(self, req_id: str, number: int, owner: str, wishes: Wishes) -> None:
         self.id = req_id
+        self.wishes = wishes
+        self.number = number
+        """Higher than that of every request before; from 2, for what earlier processes stored has 1."""
         self.owner = owner
         """Its name to the lanes: the id, or another where an earlier request of that id has not ended for them."""
         self.keys: dict[Key, None] = {}
@@ -93,15 +100,16 @@ class RequestTable:
     def __init__(self) -> None:
         self._running: dict[str, Request] = {}
         self._ending: set[Request] = set()
-        self._again = count(2)
+        self._numbers = count(2)
 
     def new(self, ctx: RequestContext) -> Request:
         """Raises `ProtocolError` where a request of this id has not finished."""
         if ctx.req_id in self._running:
             raise ProtocolError(f"on_new_request: request {ctx.req_id!r} is running already")
         taken = any(ending.id == ctx.req_id for ending in self._ending)
-        owner = f"{ctx.req_id}#{next(self._again)}" if taken else ctx.req_id
-        request = self._running[ctx.req_id] = Request(ctx.req_id, owner)
+        number = next(self._numbers)
+        owner = f"{ctx.req_id}#{number}" if taken else ctx.req_id
+        request = self._running[ctx.req_id] = Request(ctx.req_id, number, owner, wishes_of(ctx))
         return request
 
     def get(self, ctx: RequestContext, verb: str) -> Request:

@@ -13,6 +13,9 @@ from .keymap import KeyMap
 
 __all__ = ["Admission", "Residency"]
 
+_EARLIER = 1
+"""The number of the request that stands for all before this process began."""
+
 
 class _State(IntEnum):
     WRITING = 1
@@ -78,6 +81,7 @@ class Residency:
                 self._add(entry.key, self._footprint(entry.nbytes), _State.READY, born)
                 self.chunks += 1
                 new.append(entry.key)
+        self.touch(new[::-1], _EARLIER)
         return new
 
     def __contains__(self, key: Key) -> bool:
@@ -128,8 +132,9 @@ class Residency:
         if self.capacity is not None:
             self.capacity = min(self.capacity, self.bytes)
 
-    def touch(self, keys: Sequence[Key]) -> list[Key]:
-        """These were used, as one prompt, head first. Returns those that are here, tail first."""
+    def touch(self, keys: Sequence[Key], request: int = 0) -> list[Key]:
+        """These were used by the request of this number, as one prompt, head first. Returns those that are here,
+        tail first."""
         here = []
         order = []
         for key in reversed(keys):
@@ -137,7 +142,7 @@ class Residency:
             if entry is not None and self._states[entry] != _State.LEAVING:
                 here.append(key)
                 order.append(entry)
-        self._policy.touch(order)
+        self._policy.touch(order, request)
         return here
 
     # Writes
@@ -287,7 +292,7 @@ class Residency:
     def _evict(self, entry: int) -> Key:
         key = self._keys[entry]
         self._soil(entry)
-        self._policy.remove(entry)
+        self._policy.evict(entry)
         self._states[entry] = _State.LEAVING
         self.bytes -= self._sizes[entry]
         self.chunks -= 1

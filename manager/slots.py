@@ -1,6 +1,6 @@
 """Primary's bookkeeping: which chunk is in which slot of the pool, and who uses it."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from kvcascade.types import Key
@@ -115,10 +115,10 @@ class SlotTable:
                 self._policy.release(slot)
         self._hits.clear()
 
-    def touch(self, keys: Sequence[Key]) -> None:
-        """These were used, as one prompt, head first."""
+    def touch(self, keys: Sequence[Key], request: int = 0) -> None:
+        """These were used by the request of this number, as one prompt, head first."""
         slots = (self._slots.get(key) for key in reversed(keys))
-        self._policy.touch([slot for slot in slots if slot is not None])
+        self._policy.touch([slot for slot in slots if slot is not None], request)
 
     # Coming and going
 
@@ -160,7 +160,7 @@ class SlotTable:
 
     def evict(self, victims: Iterable[int]) -> list[Key]:
         """Frees these slots; returns their keys."""
-        return [self._remove(slot) for slot in victims]
+        return [self._remove(slot, self._policy.evict) for slot in victims]
 
     def allocate(self, keys: Sequence[Key], state: SlotState) -> list[int]:
         """A free slot for each key, pinned once by the transfer that will fill it. There must be enough."""
@@ -250,10 +250,10 @@ class SlotTable:
     def _busy(self, slot: int) -> bool:
         return bool(self._pins[slot]) or self._hit_step[slot] == self._step
 
-    def _remove(self, slot: int) -> Key:
+    def _remove(self, slot: int, forget: Callable[[int], None] | None = None) -> Key:
         key = self._keys[slot]
         self._slots.pop(key)
-        self._policy.remove(slot)
+        (forget or self._policy.remove)(slot)
         if self._states[slot] == SlotState.READY:
             self.resident -= 1
         self._set_free(slot)

@@ -105,6 +105,7 @@ def build(
         Chain(levels, log),
         log,
         watermarks=settings.primary.watermarks,
+        pinning=settings.pinning,
         staging=range(slots, slots + staging),
         reset_scope=settings.reset_scope,
         log_every=settings.log_every,

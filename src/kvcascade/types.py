@@ -1,9 +1,10 @@
 """The words that all layers share. Nothing here does I/O or holds state."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from kvcascade.errors import TierError
 
@@ -160,9 +161,11 @@ class Capabilities:
 
 @dataclass(eq=False, slots=True)
 class RequestContext:
-    """The request on whose behalf a verb is called. Any object with a `req_id` fits, vLLM's too."""
+    """The request on whose behalf a verb is called. Any object with these attributes fits, vLLM's too."""
 
     req_id: str
+    kv_transfer_params: Mapping[str, Any] | None = None
+    """What the client has sent along; may be anything."""
 
 
 class LookupResult(Enum):

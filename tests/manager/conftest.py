@@ -62,6 +62,12 @@ class Stack(Driver):
         for slot in range(slots):
             self.manager.pool.slot(slot)[:] = b"\xaa" * CHUNK
 
+    def later(self, seconds: float) -> None:
+        """The step ends, and the next one begins so much later."""
+        self.step()
+        self.clock.advance(seconds)
+        self.step()
+
     def _wrap(self, name: str, tier: Tier) -> Tier:
         fault = FaultTier(tier, seed=0, rates={})
         gate = GateTier(fault)
