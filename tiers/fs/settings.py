@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvcascade.configs.schema import CONTRADICTION, NonZeroDuration, NonZeroSize, Watermarks
+from kvcascade.configs.schema import CONTRADICTION, NonZeroSize, SharedSettings, Watermarks
 from kvcascade.tiers.base import Holding, OpenContext, Probe, Tier, TierSettings
 from kvcascade.tiers.paths import FolderPath
 
@@ -28,7 +28,7 @@ def _mode(mode: Any) -> Any:
 Mode = Annotated[str, BeforeValidator(_mode), WithJsonSchema({"type": "string", "pattern": f"^{_MODE}$"})]
 
 
-class FsSettings(TierSettings):
+class FsSettings(SharedSettings, TierSettings):
     """A directory that engines share. What one of them has stored, the others find."""
 
     type: Literal["fs"] = "fs"
@@ -49,9 +49,6 @@ class FsSettings(TierSettings):
     `fsync`: all that was reported stored."""
     on_corrupt: Literal["remove", "quarantine"] = "remove"
     """What happens to a chunk whose checksum is wrong; `quarantine` keeps a few for inspection."""
-    fill: bool = False
-    probe_ttl: NonZeroDuration = 10.0
-    """Seconds for which an existence answer is believed."""
 
     @model_validator(mode="after")
     def _exclusive_needs_capacity(self) -> Self:
