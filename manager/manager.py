@@ -201,6 +201,7 @@ class SecondaryTierManager:
         """
         self._begin_step()
         request = self._requests.get(ctx, "prepare_store")
+        request.waiting_since = None  # who stores runs, and waits no longer
         request.keys.update(dict.fromkeys(keys))
         new = [key for key in dict.fromkeys(keys) if self._storable(key)]
         victims = self._slots.victims(len(new), spare=request.keys)
@@ -372,10 +373,9 @@ class SecondaryTierManager:
         return LookupResult.HIT_PENDING
 
     def _out_of_patience(self, request: Request) -> bool:
-        """Whether this request has been told 'not yet', time and again, for as long as any tier may take."""
-        if request.waiting_since is None or self._now - request.waited_last > self._patience:
+        """Whether this request has been told 'not yet' for as long as any tier may take."""
+        if request.waiting_since is None:
             request.waiting_since = self._now
-        request.waited_last = self._now
         return self._now - request.waiting_since > self._patience
 
     def _why(self, key: Key) -> MissReason:

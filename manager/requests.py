@@ -43,7 +43,6 @@ class Request:
         "sources",
         "storing",
         "turned_down",
-        "waited_last",
         "waiting_since",
         "wishes",
     )
@@ -69,8 +68,6 @@ class Request:
         self.promoting = 0
         """Chunks on their way into primary for it."""
         self.waiting_since: float | None = None
-        self.waited_last = 0.0
-        """When they were last."""
         """Since when its lookups have been answered 'not yet'."""
         self.storing = 0
         """Chunks granted by `prepare_store` whose `complete_store` has not come."""
