@@ -6,14 +6,14 @@ from rich.console import Console
 from kvcascade.configs import parse_stack
 from kvcascade.errors import ConfigError
 from kvcascade.replay.compare import (
-    TierSize,
     compare,
     comparison_json,
+    models_of,
     parse_capacities,
     parse_policies,
     render_comparison,
-    sizes_of,
 )
+from kvcascade.replay.simulate_stack import TierModel
 
 PROMPTS = [(1, 2), (3, 4), (1, 2), (3,)]
 
@@ -58,7 +58,7 @@ def test_unknown_policies_are_refused_with_the_nearest(text, said):
 
 
 def test_the_comparison_as_data():
-    data = comparison("2", tiers=[TierSize("host", 2), TierSize("disk", None)])
+    data = comparison("2", tiers=[TierModel("host", 2), TierModel("disk", None)])
     assert comparison_json(data) == {
         "trace": "some",
         "requests": 4,
@@ -67,8 +67,8 @@ def test_the_comparison_as_data():
         "infinite": round(3 / 7, 6),
         "capacities": [{"capacity": "2", "chunks": 2, "hit_rate": {"lru": 0.0, "optimal": round(2 / 7, 6)}}],
         "stack": {
-            "hit_rate": round(3 / 7, 6),
-            "tiers": [{"name": "host", "chunks": 2, "hits": 0}, {"name": "disk", "chunks": None, "hits": 3}],
+            "hit_rate": round(2 / 7, 6),
+            "tiers": [{"name": "host", "chunks": 2, "hits": 0}, {"name": "disk", "chunks": None, "hits": 2}],
         },
     }
     assert comparison_json(comparison())["stack"] is None
@@ -77,7 +77,7 @@ def test_the_comparison_as_data():
 def test_the_comparison_as_a_table():
     out = io.StringIO()
     render_comparison(
-        comparison("2", tiers=[TierSize("host", 2), TierSize("disk", None)]), Console(file=out, width=80)
+        comparison("2", tiers=[TierModel("host", 2), TierModel("disk", None)]), Console(file=out, width=80)
     )
     for shown in (
         "optimal",
@@ -91,7 +91,7 @@ def test_the_comparison_as_a_table():
         assert shown in out.getvalue()
 
 
-def test_the_sizes_of_a_stack_are_those_its_tiers_give(tmp_path):
+def test_the_models_of_a_stack_are_those_its_tiers_give(tmp_path):
     stack = parse_stack(
         {
             "version": 1,
@@ -102,8 +102,8 @@ def test_the_sizes_of_a_stack_are_those_its_tiers_give(tmp_path):
             ],
         }
     )
-    host, bounded, endless = sizes_of(stack, 65536)
+    host, bounded, endless = [(model.name, model.chunks) for model in models_of(stack, 65536)]
     # The pool's own header takes a slot's room.
     assert (host, bounded, endless) == (("host", 15), ("bounded", 32), ("endless", None))
     with pytest.raises(ConfigError, match="the tier 'host' holds no chunk of 1 MiB"):
-        sizes_of(stack, 1 << 20)
+        models_of(stack, 1 << 20)

@@ -12,9 +12,10 @@ from itertools import islice
 import pytest
 
 from kvcascade.configs import parse_stack
-from kvcascade.replay.compare import sizes_of
+from kvcascade.replay.compare import models_of
 from kvcascade.replay.playback import Playback, replay
-from kvcascade.replay.simulate import Lru, simulate_stack
+from kvcascade.replay.simulate import Lru
+from kvcascade.replay.simulate_stack import TierModel, simulate_stack
 from kvcascade.replay.trace import Trace
 
 CHUNK = 4096
@@ -35,7 +36,7 @@ def prompts(limit=LIMIT):
 def test_the_stack_finds_what_the_plain_simulation_of_its_tiers_finds(tmp_path, kind):
     stack = stack_of(tmp_path, kind)
     report = replay(Trace("conversation"), stack, Playback(CHUNK, limit=LIMIT))
-    expected = simulate_stack(prompts(), [size.chunks for size in sizes_of(stack, CHUNK)])
+    expected = simulate_stack(prompts(), models_of(stack, CHUNK))
     assert report.tally.hit_rate == pytest.approx(expected.rate, abs=0.005)
     assert [tier.hits / expected.chunks for tier in report.tiers] == pytest.approx(
         [hits / expected.chunks for hits in expected.tiers], abs=0.005
@@ -63,8 +64,8 @@ def test_many_requests_at_a_time_get_right_bytes_and_most_of_the_hits(tmp_path, 
 def test_a_gpu_cache_in_front_takes_hits_from_the_stack_not_from_the_whole(tmp_path):
     stack = stack_of(tmp_path, "memory")
     report = replay(Trace("conversation"), stack, Playback(CHUNK, limit=LIMIT, gpu_chunks=300))
-    sizes = [300, *(size.chunks for size in sizes_of(stack, CHUNK))]
-    expected = simulate_stack(prompts(), sizes)
+    models = [TierModel("gpu", 300), *models_of(stack, CHUNK)]
+    expected = simulate_stack(prompts(), models)
     gpu = Lru(300)
     hits = 0
     for prompt in prompts():

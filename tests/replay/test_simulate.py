@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcascade.replay.simulate import lru, optimal, simulate_stack
+from kvcascade.replay.simulate import lru, optimal
 from kvcascade.replay.trace import BUNDLED, Trace
 
 # From the notice beside the traces: capacity in percent of the distinct chunks -> LRU, offline optimum.
@@ -50,11 +50,6 @@ def test_the_optimum_keeps_what_it_wants_of_a_prompt_larger_than_the_cache():
     assert optimal([(1, 2, 3, 4), (1, 2), (1, 2, 3, 4)], 2).hits == 4
 
 
-def test_a_stack_counts_a_hit_for_the_topmost_tier():
-    assert simulate_stack([(1, 2, 3), (1, 2, 3)], [1, 2]).tiers == [1, 1]
-    assert simulate_stack([(1, 2, 3), (1, 2, 3)], [1, None]).tiers == [1, 2]
-
-
 def trees():
     """Prompts whose equal ids are equal prefixes, as in a trace: ids are prefixes, numbered."""
     paths = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=30)
@@ -69,12 +64,9 @@ def _number(paths):
 
 
 @given(trees(), st.integers(1, 12))
-def test_nothing_beats_the_optimum_and_no_tier_harms(prompts, capacity):
+def test_nothing_beats_the_optimum(prompts, capacity):
     found = optimal(prompts, capacity).hits
     assert lru(prompts, capacity).hits <= found <= lru(prompts, None).hits
-    stack = simulate_stack(prompts, [capacity, capacity + 3])
-    assert stack.tiers[0] == lru(prompts, capacity).hits
-    assert sum(stack.tiers) == lru(prompts, capacity + 3).hits
 
 
 @given(trees(), st.integers(1, 6))

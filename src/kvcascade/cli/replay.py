@@ -123,12 +123,12 @@ def _compare(
 ) -> None:
     from rich.console import Console
 
-    from kvcascade.replay.compare import compare, parse_capacities, parse_policies, sizes_of
+    from kvcascade.replay.compare import compare, parse_capacities, parse_policies, models_of
     from kvcascade.replay.compare import comparison_json as to_json
     from kvcascade.replay.compare import render_comparison as render
 
     names, sizes = parse_policies(policies), parse_capacities(capacities, chunk_bytes)
-    tiers = sizes_of(_load(stack), chunk_bytes) if stack else []
+    tiers = models_of(_load(stack), chunk_bytes) if stack else []
     results = []
     for trace in traces:
         prompts = [request.hash_ids for request in islice(trace, limit)]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -10,23 +11,24 @@ from rich.table import Table
 
 from kvcascade.configs import StackSettings
 from kvcascade.configs.registry import nearest
+from kvcascade.configs.schema import PromoteAfter, SecondarySettings, TierBase, Watermarks
 from kvcascade.configs.units import format_size, parse_size
 from kvcascade.errors import ConfigError
 from kvcascade.tiers.base import TierSettings
 from kvcascade.tiers.host import HostSettings
 
-from .simulate import POLICIES, HitCount, Prompt, StackHits, lru, simulate_stack
+from .simulate import POLICIES, HitCount, Prompt, lru
+from .simulate_stack import StackHits, TierModel, simulate_stack
 
 __all__ = [
     "Capacity",
     "Comparison",
-    "TierSize",
     "compare",
     "comparison_json",
+    "models_of",
     "parse_capacities",
     "parse_policies",
     "render_comparison",
-    "sizes_of",
 ]
 
 _NOT_YET = ("arc", "s3fifo")
@@ -94,28 +96,27 @@ def _capacity(text: str, chunk_bytes: int) -> Capacity:
         ) from error
 
 
-class TierSize(NamedTuple):
-    """How much a tier of a stack holds."""
-
-    name: str
-    chunks: int | None
-    """None where it has no bound."""
-
-
-def sizes_of(settings: StackSettings, chunk_bytes: int) -> list[TierSize]:
-    """What each tier of a stack holds, from the top.
+def models_of(settings: StackSettings, chunk_bytes: int) -> list[TierModel]:
+    """The tiers of a stack as the simulation sees them, from the top: how much each holds, and its policies.
 
     Raises:
         ConfigError: a tier holds no chunk.
     """
-    sizes = []
-    for tier in settings.tiers:
-        chunks = tier.probe(chunk_bytes).chunks if isinstance(tier, HostSettings | TierSettings) else None
-        sizes.append(TierSize(tier.name, chunks))
-    for name, chunks in sizes:
-        if chunks is not None and chunks < 1:
-            raise ConfigError(f"the tier {name!r} holds no chunk of {format_size(chunk_bytes)}")
-    return sizes
+    models = [_model(tier, chunk_bytes) for tier in settings.tiers]
+    for model in models:
+        if model.chunks is not None and model.chunks < 1:
+            raise ConfigError(f"the tier {model.name!r} holds no chunk of {format_size(chunk_bytes)}")
+    return models
+
+
+def _model(tier: TierBase, chunk_bytes: int) -> TierModel:
+    chunks = tier.probe(chunk_bytes).chunks if isinstance(tier, HostSettings | TierSettings) else None
+    if not isinstance(tier, SecondarySettings):
+        marks = getattr(tier, "watermarks", Watermarks())
+        return TierModel(tier.name, chunks, watermarks=(marks.high, marks.low))
+    promote = tier.promote
+    after = promote.after if isinstance(promote, PromoteAfter) else {"always": 1, "never": inf}[promote]
+    return TierModel(tier.name, chunks, tier.write, tier.fill, after, tier.admit_after)
 
 
 class Row(NamedTuple):
@@ -137,7 +138,7 @@ class Comparison:
     infinite: HitCount
     policies: list[str]
     rows: list[Row]
-    tiers: list[TierSize]
+    tiers: list[TierModel]
     """Those of the stack that was simulated too; [] for none."""
     stack: StackHits
 
@@ -147,7 +148,7 @@ def compare(
     prompts: Sequence[Prompt],
     policies: list[str],
     capacities: list[Capacity],
-    tiers: list[TierSize],
+    tiers: list[TierModel],
 ) -> Comparison:
     """Simulates one tier by each policy and capacity, and the tiers as a stack.
 
@@ -159,7 +160,7 @@ def compare(
         Row(capacity, chunks, [POLICIES[name](prompts, chunks) for name in policies])
         for capacity, chunks in ((capacity, capacity.of(distinct)) for capacity in capacities)
     ]
-    stack = simulate_stack(prompts, [tier.chunks for tier in tiers])
+    stack = simulate_stack(prompts, tiers)
     return Comparison(trace, len(prompts), distinct, lru(prompts, None), policies, rows, tiers, stack)
 
 

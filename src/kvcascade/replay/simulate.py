@@ -8,11 +8,11 @@ This is the reference beside which the stack is checked, so it shares no code wi
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-__all__ = ["POLICIES", "HitCount", "Lru", "StackHits", "lru", "optimal", "simulate_stack"]
+__all__ = ["POLICIES", "HitCount", "Lru", "Prompt", "lru", "optimal"]
 
 Prompt = Sequence[int]
 """The ids of a prompt's chunks, head first. Equal ids are equal prefixes."""
@@ -28,18 +28,6 @@ class HitCount(NamedTuple):
     @property
     def rate(self) -> float:
         return self.hits / self.chunks if self.chunks else 0.0
-
-
-class StackHits(NamedTuple):
-    """What a stack of tiers found."""
-
-    tiers: list[int]
-    """Hits of each tier: chunks found in it and in none above it."""
-    chunks: int
-
-    @property
-    def rate(self) -> float:
-        return sum(self.tiers) / self.chunks if self.chunks else 0.0
 
 
 class Lru:
@@ -98,29 +86,6 @@ def optimal(prompts: Sequence[Prompt], capacity: int | None) -> HitCount:
             if next_use.get(chunk) == -use:
                 del next_use[chunk]
     return HitCount(hits, sum(map(len, prompts)))
-
-
-def simulate_stack(prompts: Iterable[Prompt], capacities: Sequence[int | None]) -> StackHits:
-    """Tiers as a stack: each least-recently-used, each receiving every chunk of every prompt.
-
-    A prompt hits its leading chunks that are in any tier. Its use refreshes them in every tier.
-
-    Args:
-        capacities: chunks that each tier holds, from the top; None for no bound.
-    """
-    tiers = [Lru(capacity) for capacity in capacities]
-    hits = [0] * len(tiers)
-    chunks = 0
-    for prompt in prompts:
-        chunks += len(prompt)
-        for chunk in prompt:
-            topmost = next((place for place, tier in enumerate(tiers) if chunk in tier), None)
-            if topmost is None:
-                break
-            hits[topmost] += 1
-        for tier in tiers:
-            tier.admit(prompt)
-    return StackHits(hits, chunks)
 
 
 POLICIES: dict[str, Callable[[Sequence[Prompt], int | None], HitCount]] = {"lru": lru, "optimal": optimal}

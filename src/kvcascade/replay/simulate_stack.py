@@ -1,0 +1,194 @@
+"""What would a whole stack have found? A plain simulation of its tiers and policies that moves no bytes.
+
+It knows chunks and prompts, one request at a time, and nothing of jobs, slots or time: all that is begun has ended
+when the next request comes. It is the reference beside which the stack is checked, so it shares no code with it.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Container, Iterable, Sequence
+from math import ceil, inf
+from typing import Literal, NamedTuple
+
+from .simulate import Prompt
+
+__all__ = ["StackHits", "TierModel", "simulate_stack"]
+
+
+class TierModel(NamedTuple):
+    """A tier, as far as it matters for what is found. Of the first one only size and watermarks count."""
+
+    name: str
+    chunks: int | None = None
+    """How many it holds; None where it has no bound."""
+    write: Literal["through", "on_evict", "off"] = "through"
+    fill: bool = True
+    promote_after: float = 1
+    """From their how-manieth use on its chunks move up; `inf` for never."""
+    admit_after: int = 1
+    watermarks: tuple[float, float] = (0.95, 0.90)
+    """Shares of the first tier, high and low, between which demotion runs ahead of need, in every tier."""
+
+
+class StackHits(NamedTuple):
+    """What a stack of tiers found."""
+
+    tiers: list[int]
+    """Hits of each tier: chunks found in it and in none above it."""
+    chunks: int
+    """Chunks of all prompts."""
+
+    @property
+    def rate(self) -> float:
+        return sum(self.tiers) / self.chunks if self.chunks else 0.0
+
+
+def simulate_stack(prompts: Iterable[Prompt], tiers: Sequence[TierModel]) -> StackHits:
+    """What each tier would have given to these prompts, one after the other.
+
+    A prompt hits its leading chunks that are in any tier which gives them to the first. Its use refreshes them in
+    every tier. Of a prompt that is larger than the first tier the head is kept.
+
+    Args:
+        tiers: from the top, each least-recently-used.
+    """
+    stack = _Stack(tiers)
+    chunks = 0
+    for prompt in prompts:
+        chunks += len(prompt)
+        stack.play(prompt)
+    return StackHits(stack.hits, chunks)
+
+
+class _Tier:
+    """The chunks of one tier, the least recently used one first."""
+
+    def __init__(self, model: TierModel) -> None:
+        self.model = model
+        self.below: _Tier | None = None
+        """The tier that receives what this one evicts."""
+        self.missed: set[int] = set()
+        """Offered before they were used often enough."""
+        self.clean: set[int] = set()
+        """Copied to the tier below already."""
+        self._chunks: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, chunk: int) -> bool:
+        return chunk in self._chunks
+
+    def touch(self, prompt: Prompt) -> None:
+        """These were used; the head is the last to go."""
+        for chunk in reversed(prompt):
+            if chunk in self._chunks:
+                self._chunks.move_to_end(chunk)
+
+    def receive(self, chunk: int, spare: Container[int] = ()) -> bool:
+        """Takes the chunk as the most recent one. False where one of `spare` would have to go for it."""
+        if chunk in self._chunks:
+            return True
+        while self.model.chunks is not None and len(self._chunks) >= self.model.chunks:
+            victim = next(iter(self._chunks))
+            if victim in spare:
+                return False
+            self._copy_down(victim)
+            del self._chunks[victim]
+            self.clean.discard(victim)
+        self._chunks[chunk] = None
+        return True
+
+    def run_ahead(self, high: float, low: float) -> None:
+        """Copies the coldest down, so that enough of what is here can go at once."""
+        if self.below is None or self.model.chunks is None:
+            return
+        spare = self.model.chunks - len(self._chunks) + len(self.clean)
+        if spare >= ceil(self.model.chunks * (1 - high)):
+            return
+        for chunk in self._chunks:
+            if spare >= ceil(self.model.chunks * (1 - low)):
+                return
+            spare += chunk not in self.clean
+            self._copy_down(chunk)
+
+    def _copy_down(self, chunk: int) -> None:
+        if self.below is not None and chunk not in self.clean:
+            self.below.receive(chunk)
+            self.clean.add(chunk)
+
+
+class _Stack:
+    def __init__(self, models: Sequence[TierModel]) -> None:
+        self.hits = [0] * len(models)
+        self._tiers = [_Tier(model) for model in models]
+        self._watermarks = models[0].watermarks if models else (1.0, 1.0)
+        self._uses: Counter[int] = Counter()
+        for above, tier in zip(self._tiers, self._tiers[1:], strict=False):
+            if tier.model.write == "on_evict":
+                above.below = tier
+
+    def play(self, prompt: Prompt) -> None:
+        if not self._tiers:
+            return
+        places = self._find(prompt)
+        found = prompt[: len(places)]
+        for tier in self._tiers:
+            tier.touch(found)
+        kept = set(found)
+        for chunk, place in zip(found, places, strict=True):
+            self.hits[place] += 1
+            self._promote(chunk, place, kept)
+        self._store(prompt[len(places) :], kept)
+        for tier in self._tiers:
+            tier.touch(prompt)
+        for tier in self._tiers:
+            tier.run_ahead(*self._watermarks)
+        self._uses.update(prompt)
+
+    def _find(self, prompt: Prompt) -> list[int]:
+        """For each leading chunk the tier that gives it; up to half of the first tier comes from those below."""
+        places: list[int] = []
+        size = self._tiers[0].model.chunks
+        room = inf if size is None else max(1, size // 2)
+        for chunk in prompt:
+            place = next((place for place, tier in enumerate(self._tiers) if self._gives(tier, chunk)), None)
+            room -= place != 0
+            if place is None or room < 0:
+                break
+            places.append(place)
+        return places
+
+    def _gives(self, tier: _Tier, chunk: int) -> bool:
+        first = tier is self._tiers[0]
+        return chunk in tier and (first or self._uses[chunk] + 1 >= tier.model.promote_after)
+
+    def _promote(self, chunk: int, place: int, kept: Container[int]) -> None:
+        if place == 0:
+            return
+        first, *between = self._tiers[:place]
+        first.receive(chunk, spare=kept)
+        for tier in between:
+            if tier.model.fill and tier.model.write != "off":
+                self._offer(tier, chunk)
+        if first.below is self._tiers[place]:
+            first.clean.add(chunk)
+
+    def _store(self, computed: Prompt, kept: set[int]) -> None:
+        """What was not found is stored, as long as that does not push out what is kept, its prompt's head."""
+        first, *secondary = self._tiers
+        through = [tier for tier in secondary if tier.model.write == "through"]
+        for chunk in computed:
+            new = chunk not in first
+            if not first.receive(chunk, spare=kept):
+                break
+            first.touch([chunk])
+            kept.add(chunk)
+            for tier in through if new else ():
+                self._offer(tier, chunk)
+        for tier in through:
+            for chunk in tier.missed.intersection(kept):
+                self._offer(tier, chunk)
+
+    def _offer(self, tier: _Tier, chunk: int) -> None:
+        if self._uses[chunk] + 1 >= tier.model.admit_after:
+            tier.receive(chunk)
+            tier.missed.discard(chunk)
+        else:
+            tier.missed.add(chunk)
