@@ -52,6 +52,11 @@ class Chain:
         """Whether a job of a request has not been reported."""
         return any(level.awaited for level in self.levels)
 
+    @property
+    def under_way(self) -> int:
+        """Jobs that have not been reported."""
+        return sum(level.lane.queued for level in self.levels)
+
     def poll(self, now: float, overdue: float | None = None) -> Iterator[tuple[Level, Report]]:
         """What the lanes have to say; each level is up to date with a report when it is given out. Jobs whose
         deadline is before `overdue` (default: now) are reported, ended or not."""

@@ -251,6 +251,12 @@ class SecondaryTierManager:
         return self._chain.awaited or self._requests.storing_after_finish
 
     @property
+    def jobs_under_way(self) -> int:
+        """Jobs that wait or run, the manager's own moves between tiers included. As long as there are any, an
+        offer that was refused may be granted later."""
+        return self._chain.under_way
+
+    @property
     def requests_known(self) -> int:
         """Requests of which something is kept: those that run, and those that have not had their last event."""
         return len(self._requests)

@@ -24,6 +24,7 @@ class PlainStack:
         self.verbs = []
         self.pending = {}
         self.refusals = 0
+        self.moves = self.begins = 0
         self.work = 0
         self.steps = 0
         self.pool = SimpleNamespace(slot=lambda slot: memoryview(self.slots[slot]))
@@ -58,6 +59,7 @@ class PlainStack:
         self.verbs.append(("store", ctx.req_id, len(keys)))
         if self.refusals:
             self.refusals -= 1
+            self.moves = self.begins
             return None
         busy = {key for keys in self.transfers.values() for key in keys}
         new = [key for key in keys if key not in self.chunks and key not in busy]
@@ -81,6 +83,11 @@ class PlainStack:
     def on_schedule_end(self):
         self.steps += 1
         self.work = max(0, self.work - 1)
+        self.moves = max(0, self.moves - 1)
+
+    @property
+    def jobs_under_way(self):
+        return self.work + self.moves
 
     def has_pending_work(self):
         return self.work > 0
@@ -162,6 +169,17 @@ def test_a_refused_portion_is_offered_once_more():
     stack.refusals = 1
     tally, _ = play([request(*range(40))], stack)
     assert (tally.stored, tally.refused) == (40, 0)
+
+
+def test_a_portion_is_offered_for_as_long_as_the_stack_makes_room_and_not_for_ever():
+    stack = PlainStack()
+    stack.refusals, stack.begins = 20, 5
+    tally, _ = play([request(*range(40))], stack)
+    assert (tally.stored, tally.refused) == (40, 0)
+    assert stack.steps > 20 * 5, "the moves have ended before each offer"
+    stack.refusals = 10**9
+    tally, _ = play([request(*range(50, 90))], stack)
+    assert (tally.stored, tally.refused) == (0, 40)
 
 
 def test_a_portion_that_is_refused_twice_leaves_no_gap_in_the_prefix():

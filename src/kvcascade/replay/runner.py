@@ -20,6 +20,8 @@ __all__ = ["Player", "StuckError", "Tally", "namespace_of"]
 
 _PORTION = 16
 """Chunks that one step prefills of a request."""
+_OFFERS = 64
+"""How often a portion is offered at most."""
 _PATIENCE = 60.0
 """Seconds without progress after which the stack counts as stuck. Every job's deadline is far below."""
 
@@ -44,7 +46,7 @@ class Tally:
     stored: int = 0
     """Chunks written into slots of the stack."""
     refused: int = 0
-    """Chunks that the stack refused twice, and the rest of their prompts."""
+    """Chunks that the stack refused for good, and the rest of their prompts."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens in the hits: they needed no prefill."""
@@ -98,6 +100,8 @@ class Player:
         self._gpu = Lru(gpu_chunks)
         self._stopped = stopped
         self._on_finish = on_finish
+        self._waits = False
+        """Whether somebody waits for what the stack is moving: a lookup that is not decided, a refused offer."""
 
     def play(self, requests: Iterable[Request]) -> None:
         """Plays the requests to their end, or until it is stopped.
@@ -143,6 +147,7 @@ class Player:
             if self._stopped():
                 return 0
             _check_progress(asked, f"request {ctx.req_id} waits for its lookup")
+            self._waits = True
             yield
         self._manager.touch(keys[: resident + match.hits], ctx)
         return match.hits
@@ -171,12 +176,15 @@ class Player:
             yield from self._store(offer, ctx)
 
     def _offer(self, keys: Sequence[Key], ctx: RequestContext) -> Generator[None, None, StoreOffer | None]:
-        """Offers the keys, and where they are refused once more in the next step."""
-        offer = self._manager.prepare_store(keys, ctx)
-        if offer is None:
-            yield
+        """Offers the keys; where they are refused, once more in the next step, and again after each step in which
+        the stack was moving chunks, since that may make room."""
+        for tries in range(_OFFERS):
             offer = self._manager.prepare_store(keys, ctx)
-        return offer
+            if offer is not None or (tries and not self._manager.jobs_under_way):
+                return offer
+            self._waits = True
+            yield
+        return None
 
     def _store(self, offer: StoreOffer, ctx: RequestContext) -> Steps:
         yield
@@ -198,15 +206,16 @@ class Player:
         self._on_finish(tally)
 
     def _end_step(self) -> None:
-        """Ends the step, and waits until no job needs another one."""
+        """Ends the step, and waits until no job needs another one; where somebody waits, until none is left."""
         self._manager.on_schedule_end()
         began = time.monotonic()
         pause = 50e-6
-        while self._manager.has_pending_work():
+        while self._manager.has_pending_work() or (self._waits and self._manager.jobs_under_way):
             _check_progress(began, "has_pending_work stays true")
             time.sleep(pause)
             pause = min(pause * 1.2, 200e-6)
             self._manager.on_schedule_end()
+        self._waits = False
 
 
 def _goes_on(request: Steps) -> bool:
