@@ -44,7 +44,10 @@ class StackStateMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            self.world.close()
+            try:
+                self.world.settle()
+            finally:
+                self.world.close()
 
     def name(self, pick: int) -> str:
         names = list(self.world.running)
@@ -154,7 +157,3 @@ class StackStateMachine(RuleBasedStateMachine):
     @rule(scope=st.sampled_from(["all", "primary"]), patient=st.booleans())
     def reset(self, scope: Literal["all", "primary"], patient: bool) -> None:
         self.world.reset(scope, patient)
-
-    @rule()
-    def settle(self) -> None:
-        self.world.settle()

@@ -300,7 +300,8 @@ class StackWorld:
         """A tier's housekeeping finds a chunk, and the manager reads of it at once."""
         level = self.manager._chain.levels[lane % len(self.lanes)]
         residency = _residency(level)
-        if level.up and residency.capacity and residency.bytes + CHUNK <= residency.capacity:
+        room = residency.capacity and residency.bytes + CHUNK <= residency.capacity
+        if level.up and room and key not in residency._entries:
             self._keepers[level.place].find(key, self.epoch)
             self._manual[level.place].maintain()
             self.step()
@@ -440,7 +441,7 @@ class StackWorld:
             assert level.pinned == sum(len(job.keys) for job in writes)
             assert level.pinned <= max(1, int(level.settings.queue * self.shape.slots)), "more than its share"
             residency = _residency(level)
-            assert residency.capacity is None or 0 <= residency.bytes <= residency.capacity
+            assert 0 <= residency.bytes <= (level.stats.capacity or 0)
             ready = {key for key in residency._entries if key in residency}
             assert residency.chunks == len(ready)
             assert ready <= self.holds[lane.name], "readable, and no event has told of it"
@@ -465,7 +466,8 @@ class StackWorld:
         for name in list(self.running):
             self.finish(name)
         self.switch_faults(False)
-        self._calm()
+        for _ in range(3):
+            self._calm(3.0)
         self._check_nothing_left()
         self._check_content()
         self._check_served()
@@ -513,12 +515,11 @@ class StackWorld:
     def _check_served(self) -> None:
         """What is there can be loaded, one request after the other."""
         for number, key in enumerate(dict.fromkeys(key for prompt in PROMPTS for key in prompt)):
-            self._calm()
-            name = f"last-{number}"
             there = any(key in held for held in self.holds.values())
             sure = there and (key in self.holds["host"] or not any(fault.injected for fault in self.faults))
+            name = f"last-{number}"
             self.begin(name, [key])
-            for _ in range(3):
+            for _ in range(3 * there):
                 self.lookup(name, 0)
                 if self.hits[name]:
                     break
@@ -529,12 +530,13 @@ class StackWorld:
                 self.load(name, 1)
                 self.complete_load(0, True)
             self.finish(name)
+            self._calm(0.0)
 
-    def _calm(self) -> None:
-        """All that waits or runs in the lanes ends, and is read."""
-        for _ in range(8):
+    def _calm(self, seconds: float) -> None:
+        """All that waits or runs in the lanes ends, and is read, and again after some time."""
+        for _ in range(2):
             self._rest()
-            self.clock.advance(0.5)
+            self.clock.advance(seconds)
             self.step()
 
     def _rest(self) -> None:
