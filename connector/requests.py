@@ -44,6 +44,15 @@ class GroupState:
             if self.blocks[place] in blocks:
                 self.blocks[place] = NO_BLOCK
 
+    def begin_again(self, computed: int) -> None:
+        """All is to be offered again, but for what a sliding window has passed: those blocks may be somebody
+        else's, which is followed for what is not stored only."""
+        if self.spec.window is not None:
+            passed = max(0, computed - self.spec.window + 1) // self.spec.tokens_per_block
+            passed = min(passed, len(self.blocks))
+            self.blocks[:passed] = [NO_BLOCK] * passed
+        self.cursor = 0
+
     def skip_loaded(self, local: int, tokens: int) -> None:
         """The chunks from token `local` to `tokens` were found, and need not be offered; but where those before
         them have not been offered all are, since the manager may have lost the head that the engine still had."""
@@ -126,7 +135,7 @@ class RequestState:
         self.jobs.clear()
         self.matched = 0
         for group in self.groups:
-            group.cursor = 0
+            group.begin_again(self.request.num_computed_tokens)
 
 
 def _cap(request: Request, name: str) -> int | None:
