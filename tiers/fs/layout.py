@@ -197,18 +197,22 @@ def fans(epoch: Path) -> list[Path]:
 
 def chunks(fan: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Path and facts of each chunk in a folder; what goes meanwhile is left out."""
-    for name in _names(fan):
-        if not _CHUNK.fullmatch(name):
-            continue
-        path = fan / name
+    try:
+        with os.scandir(fan) as listed:
+            found = [one for one in listed if _CHUNK.fullmatch(one.name)]
+    except OSError as error:
+        if error.errno in GONE:
+            return
+        raise
+    for one in found:
         try:
-            info = path.lstat()
+            info = one.stat(follow_symlinks=False)
         except OSError as error:
             if error.errno in GONE:
                 continue
             raise
         if stat.S_ISREG(info.st_mode):
-            yield str(path), info
+            yield one.path, info
 
 
 def entry(path: str, info: os.stat_result, stamp: bytes) -> Entry | None:
@@ -236,7 +240,7 @@ def _header(path: str) -> Envelope | Flaw:
 
 def _names(folder: Path) -> Sequence[str]:
     try:
-        return os.listdir(folder)  # noqa: PTH208 - names are wanted, by the hundred thousand
+        return os.listdir(folder)  # noqa: PTH208 - only names are wanted
     except OSError as error:
         if error.errno in (*GONE, errno.ENOTDIR):
             return []

@@ -17,10 +17,12 @@ __all__ = ["Limits", "Sweeper"]
 
 log = logging.getLogger("kvcascade.tiers.fs")
 
-PAUSE = 30.0
-"""Seconds between two sweeps, at least."""
+PAUSES = (1.0, 30.0)
+"""Seconds between two sweeps, at least and at most: so long that, as fast as the directory grew before the last
+one, half of its free room is used."""
 REST = 4.0
-"""How many times as long as it took the pause after a sweep lasts, at least."""
+"""The pause is so many times as long as the sweep took, at least: a large directory is not looked at all the
+time."""
 CANDIDATES = 16_384
 """Chunks that one sweep evicts at most, so that its memory is bounded. Where that was not enough the next sweep
 follows at once."""
@@ -64,6 +66,10 @@ class Sweeper:
         self._clock = clock
         self._steps: Iterator[None] | None = None
         self._next = clock()
+        self._last: tuple[float, int] | None = None
+        """When the last sweep ended, and how many bytes it left."""
+        self._busy = 0.0
+        """Seconds that the current sweep has taken so far, without what lay between its steps."""
         self._total = 0
         self._oldest: list[Candidate] = []
         self._said = 0
@@ -81,16 +87,14 @@ class Sweeper:
         if self._steps is None and self._clock() < self._next:
             return
         while self._lease.held(self._writer.beat):
-            if self._steps is None:
-                self._steps = self._sweep()
+            began = self._clock()
             try:
-                next(self._steps)
-            except (StopIteration, OSError) as error:
+                done = self._step()
+            except OSError:
                 self._steps = None
-                if isinstance(error, OSError):
-                    raise
-                return
-            if self._clock() >= end:
+                raise
+            self._busy += self._clock() - began
+            if done or self._clock() >= end:
                 return
         self._steps = None
 
@@ -99,9 +103,20 @@ class Sweeper:
         self._steps = None
         self._lease.release()
 
+    def _step(self) -> bool:
+        """Whether the sweep has come to its end with this step."""
+        if self._steps is None:
+            self._steps = self._sweep()
+            self._busy = 0.0
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._steps = None
+        return self._steps is None
+
     def _sweep(self) -> Iterator[None]:
         began = self._clock()
-        self._next = began + PAUSE
+        self._next = began + PAUSES[1]
         now = self._writer.beat()
         remove_dead(self._root, now)
         yield from self._look()
@@ -118,7 +133,21 @@ class Sweeper:
                 yield
         self._say_stuck()
         complete = freed >= goal or not freed or len(oldest) < CANDIDATES
-        self._next = self._clock() + (max(PAUSE, REST * (self._clock() - began)) if complete else 0.0)
+        self._rest(began, freed, complete)
+
+    def _rest(self, began: float, freed: int, complete: bool) -> None:
+        """Says when the next sweep is due; at once where this one did not come to its end."""
+        now = self._clock()
+        least, most = PAUSES
+        pause = least
+        if self._limits.capacity is None:
+            pause = most
+        elif self._last is not None:
+            grown = (self._total - self._last[1]) / max(began - self._last[0], 1e-3)
+            room = self._limits.capacity - (self._total - freed)
+            pause = min(max(room / 2 / grown, least), most) if grown > 0 else most
+        self._last = now, self._total - freed
+        self._next = now + (max(pause, REST * self._busy) if complete else 0.0)
 
     def _excess(self) -> int:
         """Bytes to be freed."""

@@ -20,7 +20,8 @@ RECENT = 8
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    sweeper.PAUSE = sweeper.REST = lease.RENEW_EVERY = 0.0
+    sweeper.PAUSES = (0.0, 0.0)
+    sweeper.REST = lease.RENEW_EVERY = 0.0
     settings = FsSettings(path=given["path"], capacity=given.get("capacity"))
     tier = settings.open(OpenContext(Namespace.of(**given["namespace"]), given["chunk"]))
     assert isinstance(tier, FsTier)

@@ -87,7 +87,7 @@ def test_nothing_is_wrong_after_any_kill(shared: Any, sweeping: bool, monkeypatc
     """kvcache-ai/Mooncake#974, LMCache/LMCache#2517: four writers on the same keys are killed, over and over. What
     they left half done is never seen and does not stay; a sweeper that was killed is followed by another at
     once."""
-    monkeypatch.setattr(sweeper, "PAUSE", 0.0)
+    monkeypatch.setattr(sweeper, "PAUSES", (0.0, 0.0))
     choose = random.Random(sweeping)
     among, file_bytes = 64, shared.chunk + 4096
     capacity = 24 * file_bytes if sweeping else None

@@ -184,7 +184,7 @@ def test_a_lease_without_a_name_is_taken(tmp_path: Path) -> None:
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep is always due."""
-    monkeypatch.setattr(sweeper, "PAUSE", 0.0)
+    monkeypatch.setattr(sweeper, "PAUSES", (0.0, 0.0))
     monkeypatch.setattr(sweeper, "REST", 0.0)
     monkeypatch.setattr(lease, "RENEW_EVERY", 0.0)
 
@@ -215,6 +215,22 @@ def test_a_sweep_evicts_what_was_used_the_longest_ago(shared: Any) -> None:
     tier.maintain(60.0)
     assert len(shared.files) == 18
     assert tier._sweeper.evicted == 4
+
+
+def test_the_faster_the_directory_grows_the_sooner_it_is_swept_again(shared: Any) -> None:
+    """So that a soft capacity is held while several engines write."""
+    file_bytes = shared.chunk + 4096
+    tier = shared.engine(capacity=100 * file_bytes)
+    clock = tier._sweeper._clock = Clock()
+    pauses = []
+    for stored in (0, 20, 4, 0, 60):
+        clock.now = tier._sweeper._next
+        shared.store(tier, shared.keys(*range(100 * len(pauses), 100 * len(pauses) + stored)))
+        tier.maintain(60.0)
+        pauses.append(tier._sweeper._next - clock.now)
+        clock.now += 1.0
+    # 20 chunks a second, and room for 80: half of it is used in 2 s; 4 in 2 s, and room for 76; 30; 60 in 30 s.
+    assert pauses == pytest.approx([1.0, 2.0, 19.0, 30.0, 4.0])
 
 
 @pytest.mark.usefixtures("restless")
@@ -251,7 +267,7 @@ def test_a_sweep_goes_on_where_it_was(shared: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("restless")
 def test_a_sweep_remembers_a_bounded_number_of_chunks(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper, "CANDIDATES", 3)
-    monkeypatch.setattr(sweeper, "PAUSE", 1e9)
+    monkeypatch.setattr(sweeper, "PAUSES", (1e9, 1e9))
     tier = shared.engine(capacity=10 * (shared.chunk + 4096))
     keys = aged(shared, tier, 20)
     for left in (17, 14, 11, 9, 9):
