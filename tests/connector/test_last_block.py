@@ -58,12 +58,11 @@ def test_the_slot_of_a_rejected_draft_is_never_stored(bench: Make) -> None:
     b = bench()
     r = b.prefill("r", 2, [1, 2])
     r.say(100)
-    b.step(b.run(r, 3))  # one token and two drafts, which are rejected
-    r.num_computed_tokens = 3
+    b.step(b.run(r, 3))  # one token and two drafts, which are rejected; the next step has been planned upon them
     r.say(101)
     b.finish(r)
     b.drain()
-    assert r.num_tokens == 4 and b.stored(r) == []
+    assert (r.num_tokens, r.num_computed_tokens) == (4, 5) and b.stored(r) == []
 
 
 def test_drafts_and_placeholders_do_not_count_while_running(bench: Make) -> None:
@@ -78,6 +77,16 @@ def test_drafts_and_placeholders_do_not_count_while_running(bench: Make) -> None
     b.step()
     b.deliver()
     assert b.stored(r) == [0]
+
+
+def test_drafts_do_not_end_the_hold_back(bench: Make) -> None:
+    b = bench(GroupSpec(4, draft=True))
+    r = b.prefill("r", 4, [1, 2, 3, 4])
+    for token in range(100, 104):
+        r.say(token)
+        b.step(b.run(r, 5))  # one token and four drafts
+        r.num_computed_tokens = r.num_tokens
+    assert b.offered() == b.keys(r)[:1]
 
 
 def test_the_last_chunk_whose_hash_comes_late_is_offered_before_the_finish(bench: Make) -> None:
@@ -157,6 +166,7 @@ def test_chunks_are_stored_without_a_hole_through_chunked_prefill_and_hold_back(
     b.query(r)
     for part in range(4):
         b.step(b.run(r, 32, range(1 + 8 * part, 9 + 8 * part)))
+    assert b.offered() == b.keys(r)
     for token in range(100, 106):
         r.say(token)
         b.step(b.run(r, 1, [40] if token == 100 else [41] if token == 104 else None))
@@ -164,7 +174,7 @@ def test_chunks_are_stored_without_a_hole_through_chunked_prefill_and_hold_back(
     assert b.stored(r) == list(range(32))  # of chunk 32, full by now, nothing
     b.finish(r)
     b.drain()
-    assert b.stored(r) == list(range(33))
+    assert b.stored(r) == list(range(33)) and b.offered() == b.keys(r)
 
 
 def test_a_draft_group_holds_back_nothing_of_the_prompt_and_one_chunk_of_the_output(bench: Make) -> None:
@@ -245,16 +255,11 @@ def test_a_preempted_request_that_is_aborted_stores_nothing_more(bench: Make) ->
 def test_a_request_that_was_preempted_and_finishes_at_once_stores_nothing_of_its_lost_blocks(bench: Make) -> None:
     """Both are listed in the same step; somebody else's data is in the blocks."""
     b = bench()
-    r = b.request("r", 16)
-    b.query(r)
-    b.step(b.run(r, 16, [1, 2, 3, 4]))
-    b.step()
-    b.deliver()
-    offers = len(b.offered())
-    r.say(100, 101, 102, 103, 104)
+    r = b.prefill("r", 14, [1, 2, 3, 4])
+    r.say(100, 101, 102)
     b.finish(r)
     b.step(preempt=[r])
-    assert len(b.offered()) == offers
+    assert b.offered() == b.keys(r)[:3]
 
 
 def test_only_prompts_are_stored_where_that_is_asked(bench: Make) -> None:

@@ -89,6 +89,20 @@ def test_a_block_that_is_given_away_while_a_store_reads_it_is_fenced(bench: Make
     assert b.stored(r) == [0, 1, 2, 3]
 
 
+def test_a_block_that_a_running_request_grows_into_is_fenced(bench: Make) -> None:
+    b = bench()
+    other = b.prefill("other", range(50, 58), [11, 12])
+    b.step()
+    b.deliver()
+    r = b.prefill("r", 8, [1, 2])
+    job = b.meta.stores[0].job
+    b.finish(r)
+    other.say(100)
+    assert b.step(b.run(other, 1, [2])).flush == {job}
+    b.deliver()
+    assert b.stored(r) == [0, 1]
+
+
 def test_a_block_that_is_given_away_for_a_load_is_fenced(bench: Make) -> None:
     """vllm-project/vllm#29870: the new owner's data comes from the host."""
     b = bench()
