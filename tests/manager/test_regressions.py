@@ -46,7 +46,7 @@ def test_a_completion_of_another_request_ends_no_load(world: World) -> None:
 
 
 def test_a_completion_releases_no_slot_that_a_cascade_reads_after_a_reset(world: World) -> None:
-    """It released the pin of the cascade: its slot was granted again, and other bytes written under the old key."""
+    """It released the pin of the cascade: its slot was granted again, other bytes written under the old key."""
     w = world(slots=4)
     w.begin("r", FIRST)
     w.store("r", 2)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from kvcascade.configs.schema import StackSettings
@@ -130,7 +131,7 @@ class StackWorld:
         clock: Callable[[], float],
     ) -> WatchedLane:
         lane = WatchedLane(name, self._inner_lane(name, tier, slot, concurrency))
-        lane.on_submit = self._submitted
+        lane.on_submit = partial(self._submitted, lane)
         self.lanes.append(lane)
         return lane
 
@@ -379,8 +380,10 @@ class StackWorld:
                 held.update(event.keys)
         return gone
 
-    def _submitted(self, job: Job) -> None:
+    def _submitted(self, lane: WatchedLane, job: Job) -> None:
         self._epochs[job.id] = self.epoch
+        read = {key for other in lane.unsettled.values() if other.kind is JobKind.READ for key in other.keys}
+        assert not read & self.holds[lane.name] & set(job.victims), "a chunk that is being read is a victim"
         others = Counter(slot for other in self._jobs() if other.id != job.id for slot in other.slots)
         if job.kind is JobKind.READ:
             for slot in job.slots:
