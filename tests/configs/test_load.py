@@ -401,10 +401,13 @@ def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
         latin: f"{latin}:2: not UTF-8 text",
         large: f"{large}: larger than 1 MiB; that is not a stack",
         tmp_path / "latn.yaml": (
-            f"{tmp_path}/latn.yaml: no such file (did you mean '{latin}'?); shipped stacks: embedded, host-only"
+            f"{tmp_path}/latn.yaml: no such file (did you mean '{latin}'?); "
+            f"shipped stacks: embedded, host-only, shared-fs"
         ),
         latin / "x": f"{latin}/x: can't be read: Not a directory",
-        "embeded": "embeded: no such file (did you mean 'embedded'?); shipped stacks: embedded, host-only",
+        "embeded": (
+            "embeded: no such file (did you mean 'embedded'?); shipped stacks: embedded, host-only, shared-fs"
+        ),
         "a\0b": "a\0b: can't be read: embedded null byte",
     }
     for path, text in expected.items():
@@ -419,7 +422,7 @@ def test_shipped_stacks_are_found_by_name(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVCASCADE_HOST", "3GiB")
     assert load_stack("host-only").primary.capacity == 3 << 30
-    assert set(shipped()) == {"embedded", "host-only"}
+    assert set(shipped()) == {"embedded", "host-only", "shared-fs"}
 
 
 # --- ${}
