@@ -104,6 +104,28 @@ class HostPool:
             _HEADER.pack_into(self._view, 0, _MAGIC, _VERSION, os.getpid(), slots, slot_bytes, self._stride)
             undo.pop_all()
 
+    @classmethod
+    def attach(cls, fd: int) -> Self:
+        """The pool of another process, mapped here too. `fd` is its memfd, handed over; it may be closed later.
+
+        Raises:
+            ConfigError: that is no pool, or one of another version.
+        """
+        pool = cls.__new__(cls)
+        try:
+            magic, version, _, pool.slots, pool.slot_bytes, pool._stride = _HEADER.unpack(
+                os.pread(fd, _HEADER.size, 0)
+            )
+            if (magic, version) != (_MAGIC, _VERSION):
+                raise ValueError(f"no pool of version {_VERSION} is in it")
+            pool.nbytes = _HEADER_BYTES + pool.slots * pool._stride
+            pool._view = memoryview(mmap.mmap(fd, pool.nbytes))
+        except (OSError, ValueError, struct.error) as error:
+            raise ConfigError(f"host pool of file descriptor {fd}: {error}") from error
+        pool._fd = os.dup(fd)
+        pool._closed = False
+        return pool
+
     @property
     def fd(self) -> int | None:
         """The memfd, open as long as the pool is; None where the system has none (macOS)."""

@@ -194,6 +194,24 @@ def test_what_was_found_before_a_reset_is_not_loaded_after_it(bench: Make) -> No
         b.load(r, [21, 22], 8)
 
 
+def test_blocks_that_a_window_had_let_go_of_are_not_stored_again(bench: Make) -> None:
+    """Stored once, released by the window, somebody else's by now: a reset makes everything unstored again."""
+    b = bench(GroupSpec(4, window=8))
+    r = b.prefill("r", 24, [1, 2, 3, 4, 5, 6])
+    other = b.request("other", range(50, 54))
+    b.query(other)
+    r.say(100)
+    b.step(b.run(other, 4, [1]), b.run(r, 1, [7]))
+    b.step()
+    b.deliver()
+    b.adapter.reset_cache()
+    r.say(101)
+    b.step(b.run(r, 1))
+    b.step()
+    b.deliver()
+    assert b.stored(r) == [4, 5]
+
+
 def test_the_answer_of_a_reset_is_the_managers(bench: Make) -> None:
     """vllm-project/vllm#57727: the reply says which tiers were kept."""
     b = bench(tiers=1)

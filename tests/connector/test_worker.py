@@ -1,7 +1,10 @@
 """The worker: bytes between device tensors and slots, and when they move."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +135,39 @@ def test_ranks_share_a_slot_and_keep_to_their_parts(worker: Callable[..., Transf
     for layer, w in zip(layers, ranks, strict=True):
         run(w, transfer(2, LOAD, ChunkCopy(0, 2, 0, (5, 6))))
         assert raw(layer[5:7]) == raw(layer[1:3])
+
+
+REMOTE = """
+import sys, torch
+from kvcascade.connector import *
+from kvcascade.tiers.host import HostPool
+
+layer = torch.arange(64, dtype=torch.uint8).reshape(8, 8)
+with HostPool.attach(int(sys.argv[1])) as pool:
+    worker = TransferWorker([layer], [GroupLayout(1, (0,))], pool, offset=8)
+    store = Transfer(1, "r", Direction.STORE, (ChunkCopy(0, 3, 0, (2,)),))
+    worker.handle_preemptions(ConnectorMetadata(stores=[store], flush={1}))
+    assert worker.get_finished().ended == {1: 1}
+    worker.shutdown()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a memfd")
+def test_a_worker_in_another_process_maps_the_pool(pool: HostPool) -> None:
+    assert pool.fd is not None
+    command = [sys.executable, "-c", REMOTE, str(pool.fd)]
+    assert subprocess.run(command, pass_fds=[pool.fd], check=False).returncode == 0
+    assert bytes(pool.slot(3))[:16] == b"\xaa" * 8 + bytes(range(16, 24))
+
+
+def test_what_is_no_pool_is_not_attached(tmp_path: Path) -> None:
+    for content in (b"", b"x" * 8192):
+        (tmp_path / "file").write_bytes(content)
+        with (
+            (tmp_path / "file").open("rb") as file,
+            pytest.raises(ConfigError, match="host pool of file descriptor"),
+        ):
+            HostPool.attach(file.fileno())
 
 
 def test_blocks_may_be_views_into_a_wider_tensor(worker: Callable[..., TransferWorker], pool: HostPool) -> None:
