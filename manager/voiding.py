@@ -14,7 +14,8 @@ _AGAIN = 1.0
 class Voiding:
     """Moves a tier to another epoch, in its lane. The mark is written at once. A transfer that was begun before
     may still reach the tier after it: the tier is out of use until all such have ended, and is then voided once
-    more. What fails is tried again. Used by the scheduler thread only."""
+    more. Until then a shared tier waits in an epoch without a name: others are in the one that was named, and must
+    not get what such a transfer brings. What fails is tried again. Used by the scheduler thread only."""
 
     def __init__(self, tier: Tier, lane: Lane) -> None:
         self._tier = tier
@@ -22,6 +23,7 @@ class Voiding:
         self._epoch = ""
         self._future: Future[None] | None = None
         self._stragglers = False
+        self._apart = False
         self._again_at = 0.0
 
     @property
@@ -32,7 +34,7 @@ class Voiding:
     def begin(self, epoch: str) -> "Future[None]":
         """Begins; the future says when the mark is written, or why it can't be."""
         self._epoch = epoch
-        self._stragglers = False
+        self._stragglers = self._apart = self._tier.capabilities.shared and not self._lane.wait(0.0)
         self._future = self._move()
         return self._future
 
@@ -50,12 +52,12 @@ class Voiding:
                 self._future = self._move()
             return False
         if self._stragglers:
-            self._stragglers = False
+            self._stragglers = self._apart = False
             self._future = self._move()
             return False
         self._future = None
         return True
 
     def _move(self) -> "Future[None]":
-        epoch = self._epoch
+        epoch = "" if self._apart else self._epoch
         return self._lane.run(lambda: self._tier.move_to(epoch))
