@@ -369,14 +369,16 @@ class SchedulerAdapter:
         return self._ended(job)
 
     def _ended(self, job: Job) -> EndedLoad:
-        """What a load has left: of one from before a reset nothing is valid. No load of the request reaches beyond
-        a chunk that could not be loaded again, or the same would happen for ever."""
+        """What a load has left: of one from before a reset nothing is valid. The request loads no more than that
+        from now on: the same might happen for ever, and vLLM's scheduler, which goes on counting the blocks of a
+        load that has left nothing, might never have room for another one."""
         if self._jobs.is_void(job):
             job.failed = set(range(len(job.chunks)))
-        elif job.failed:
-            job.owner.load_limit = job.failed_at()
+        valid = job.valid_tokens()
+        if job.failed:
+            job.owner.load_limit = valid
         failed = tuple(job.keys[place] for place in sorted(job.failed))
-        return EndedLoad(job.owner.id, job.valid_tokens(), job.failed_blocks(len(self._groups)), failed)
+        return EndedLoad(job.owner.id, valid, job.failed_blocks(len(self._groups)), failed)
 
 
 def _blocks_of(group: GroupSpec, blocks: Sequence[Sequence[int]], name: str) -> Sequence[int]:
