@@ -25,7 +25,7 @@ from .layout import (
     sweeper_folder,
     writers_folder,
 )
-from .opening import access_of, in_the_way, too_new
+from .opening import access_of, check_use, too_new
 from .writers import Identity, living, remove_dead
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _look(settings: "FsSettings", found: Probe) -> None:
     others = [identity.in_words for identity in living(path, time.time())]
     found.facts.append(("in use by", ", ".join(others) or "nobody"))
     found.problems += filter(None, map(too_new, homes(path)))
-    found.problems += filter(None, [in_the_way(path, settings.exclusive, None, time.time())])
+    check_use(path, settings.exclusive, None, time.time())
 
 
 def _capacity(settings: "FsSettings") -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcascade.errors import ConfigError
+from kvcascade.errors import ConfigError, TierUnavailable
 from kvcascade.tiers.base import OpenContext
 from kvcascade.tiers.disk.files import sync_folder
 from kvcascade.tiers.disk.folder import mapped
@@ -19,7 +19,7 @@ from kvcascade.types import Namespace
 from .chunkfile import direct_works
 from .epochs import Epoch, Epochs
 from .layout import NAMESPACE_NAME, Access, Home
-from .writers import Identity, Writer, living, remove_dead
+from .writers import SILENT, Identity, Writer, living, remove_dead
 
 if TYPE_CHECKING:
     from .settings import FsSettings
@@ -61,7 +61,7 @@ def open_directory(settings: "FsSettings", context: OpenContext) -> Opened:
         undo.callback(writer.leave)
         now = writer.beat()
         remove_dead(root, now)
-        _check_use(settings, writer, now)
+        check_use(root, settings.exclusive, writer.identity, now)
         _describe(home, context.namespace, writer, access)
         direct = direct_works(writer.temporary())
         if not direct:
@@ -96,18 +96,20 @@ def too_new(home: Home) -> str:
     )
 
 
-def in_the_way(root: Path, exclusive: bool, me: Identity | None, now: float) -> str:
-    """Who else uses the directory so that this engine can't; "" for nobody."""
-    for other in living(root, now):
-        if other != me and (exclusive or other.exclusive):
-            whose = "for itself" if other.exclusive else "too, and `exclusive` asks for it alone"
-            return f"exclusive: {root} is used by {other.in_words} {whose}; use another `path`, or end that one"
-    return ""
-
-
-def _check_use(settings: "FsSettings", writer: Writer, now: float) -> None:
-    if problem := in_the_way(Path(settings.path), settings.exclusive, writer.identity, now):
-        raise ConfigError(problem)
+def check_use(root: Path, exclusive: bool, me: Identity | None, now: float) -> None:
+    """
+    Raises:
+        ConfigError: another engine uses the directory so that this one can't.
+        TierUnavailable: one on another host did a moment ago, and may have ended since.
+    """
+    for other in living(root, now, SILENT):
+        if other == me or not (exclusive or other.exclusive):
+            continue
+        whose = "for itself" if other.exclusive else "too, and `exclusive` asks for it alone"
+        text = f"exclusive: {root} is used by {other.in_words} {whose}"
+        if other.lives is None:
+            raise TierUnavailable(f"{text}, or was less than {SILENT:g} s ago")
+        raise ConfigError(f"{text}; use another `path`, or end that one")
 
 
 def _describe(home: Home, namespace: Namespace, writer: Writer, access: Access) -> None:

@@ -25,6 +25,8 @@ __all__ = ["Identity", "Writer", "living", "remove_dead"]
 
 STALE = 3600.0
 """Seconds without a sign of life after which a writer on another host counts as dead."""
+SILENT = 180.0
+"""Seconds without one after which it does not keep others from using the directory any more."""
 
 _SEPARATOR = "~"
 
@@ -56,9 +58,10 @@ class Identity(NamedTuple):
     def parse(cls, name: str) -> "Identity | None":
         try:
             host, machine, pid, started, namespace, use, token = name.split(_SEPARATOR)
-            return cls(host, machine, int(pid), int(started), namespace, use == "exclusive", token)
+            found = cls(host, machine, int(pid), int(started), namespace, use == "exclusive", token)
         except ValueError:
             return None
+        return found if str(found) == name and 0 < found.pid < 1 << 31 else None
 
     def __str__(self) -> str:
         use = "exclusive" if self.exclusive else "shared"
@@ -143,14 +146,14 @@ class Writer:
             _remove(self.folder)
 
 
-def living(root: Path, now: float) -> Iterator[Identity]:
-    """The writers that live, `now` on the server's clock.
+def living(root: Path, now: float, stale: float = STALE) -> Iterator[Identity]:
+    """The writers that live, `now` on the server's clock: on other hosts, all that showed it in `stale` seconds.
 
     Raises:
         OSError: the directory can't be read.
     """
     for identity, _, touched in _writers(root):
-        if _lives(identity, touched, now):
+        if _lives(identity, now - touched <= stale):
             yield identity
 
 
@@ -162,16 +165,16 @@ def remove_dead(root: Path, now: float) -> int:
     """
     dead = 0
     for identity, folder, touched in _writers(root):
-        if not _lives(identity, touched, now):
+        if not _lives(identity, now - touched <= STALE):
             with contextlib.suppress(OSError):
                 _remove(folder)
                 dead += 1
     return dead
 
 
-def _lives(identity: Identity, touched: float, now: float) -> bool:
+def _lives(identity: Identity, seems_so: bool) -> bool:
     known = identity.lives
-    return now - touched <= STALE if known is None else known
+    return seems_so if known is None else known
 
 
 def _writers(root: Path) -> Iterator[tuple[Identity, Path, float]]:

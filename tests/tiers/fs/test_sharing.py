@@ -416,6 +416,23 @@ def test_an_exclusive_directory_has_one_user(shared: Any) -> None:
     assert len(shared.writers) == 1
 
 
+def test_an_exclusive_directory_of_an_engine_on_another_host(shared: Any) -> None:
+    """Whether that has ended can't be asked: it is waited for, and not for long."""
+    temporary = leave_behind(shared.path, ELSEWHERE._replace(exclusive=True), age=writers.SILENT - 60)
+    with pytest.raises(TierUnavailable, match="process 7 on far for itself, or was less than 180 s"):
+        shared.engine()
+    past = temporary.parent.stat().st_mtime - 120
+    os.utime(temporary.parent, (past, past))
+    shared.engine()
+    assert temporary.exists()
+
+
+@pytest.mark.parametrize("name", ["mine", "a~b~0~1~c~shared~d", "a~b~-1~1~c~shared~d", "a~b~1_0~1~c~shared~d"])
+def test_names_that_are_no_writers(name: str) -> None:
+    assert Identity.parse(name) is None
+    assert Identity.parse(str(ELSEWHERE)) == ELSEWHERE
+
+
 def test_an_exclusive_directory_that_shrinks(shared: Any) -> None:
     """LMCache/LMCache#1454: what is left of a killed engine is counted, used, and cut to the new capacity."""
     file_bytes = shared.chunk + 4096

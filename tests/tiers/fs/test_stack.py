@@ -70,7 +70,8 @@ def test_a_reset_of_one_engine_leaves_the_other(shared: Any, engine: Engine) -> 
 
 
 def test_a_transfer_that_outlives_a_reset_reaches_nobody(shared: Any, engine: Engine) -> None:
-    """It brings bytes of the old weights when the tier is in the new epoch already, which others share by its name."""
+    """It brings bytes of the old weights when the tier is in the new epoch already, which others share by its
+    name."""
     gates: list[GateTier] = []
 
     def gated(tier: Tier) -> Tier:

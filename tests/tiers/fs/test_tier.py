@@ -15,7 +15,6 @@ from kvcascade.errors import ClosedError, ConfigError, ProtocolError, TierUnavai
 from kvcascade.testing import bytes_for, key_for
 from kvcascade.tiers.disk.blocks import DIRECT
 from kvcascade.tiers.envelope import FORMAT, Envelope, checksum, pack
-from kvcascade.tiers.fs import tier as tier_module
 from kvcascade.tiers.fs.layout import BLOCK, NAMESPACE_NAME
 from kvcascade.types import Namespace, Outcome, OutcomeKind, Usage
 
@@ -496,4 +495,3 @@ def test_the_payload_is_written_after_its_envelope(shared: Any) -> None:
     sequence = int.from_bytes(stored[48:56], "little")
     envelope = Envelope(tier._era.stamp, key, 5000, 1.5, sequence, checksum(memoryview(payload)))
     assert stored == pack(envelope, BLOCK) + payload + bytes(8192 - 5000)
-    assert tier_module.NO_ROOM
