@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvcascade.configs.registry import EVICTION, resolve
 from kvcascade.configs.schema import PrimarySettings, SecondarySettings, SharedSettings, StackSettings
@@ -81,23 +81,12 @@ def build(
         raise ConfigError(f"chunk_bytes: {chunk_bytes} is not a size of a chunk; at least 1 byte")
     context = OpenContext(_within(namespace, settings), chunk_bytes, engine_id, settings.weights_version)
     log = EventLog(events)
+    slots = _slots(settings.primary, chunk_bytes)
+    staging = range(slots, slots + _staging(settings, chunk_bytes))
     with ExitStack() as undo:
-        slots = _slots(settings.primary, chunk_bytes)
-        staging = _staging(settings, chunk_bytes)
-        pool = undo.enter_context(HostPool(slots + staging, chunk_bytes))
-        levels: list[Level] = []
-        for place, tier_settings in enumerate(settings.secondary, 1):
-            tier, late = _open(tier_settings, context, f"tiers[{place}]")
-            tier = wrap(tier_settings.name, tier)
-            undo.callback(tier.close)
-            residency = _residency(tier_settings, tier, chunk_bytes, f"tiers[{place}]", late)
-            runner = lane(
-                tier_settings.name, tier, pool.slot, tier_settings.concurrency, tier_settings.retries, clock
-            )
-            undo.callback(runner.close, 1.0)
-            levels.append(Level(place - 1, tier_settings, tier, residency, runner, chunk_bytes))
-            if late:
-                levels[-1].begin_down(clock())
+        pool = undo.enter_context(HostPool(staging.stop, chunk_bytes))
+        seams = _Seams(wrap, lane, clock)
+        levels = [_level(place, tier, context, pool, seams, undo) for place, tier in enumerate(settings.secondary)]
         undo.pop_all()
     return SecondaryTierManager(
         pool,
@@ -106,11 +95,34 @@ def build(
         log,
         watermarks=settings.primary.watermarks,
         pinning=settings.pinning,
-        staging=range(slots, slots + staging),
+        staging=staging,
         reset_scope=settings.reset_scope,
         log_every=settings.log_every,
         clock=clock,
     )
+
+
+class _Seams(NamedTuple):
+    wrap: Callable[[str, Tier], Tier]
+    lane: LaneMaker
+    clock: Callable[[], float]
+
+
+def _level(
+    place: int, settings: SecondarySettings, context: OpenContext, pool: HostPool, seams: _Seams, undo: ExitStack
+) -> Level:
+    """Opens one secondary tier; `undo` closes it again where a later one fails."""
+    where = f"tiers[{place + 1}]"
+    tier, late = _open(settings, context, where)
+    tier = seams.wrap(settings.name, tier)
+    undo.callback(tier.close)
+    residency = _residency(settings, tier, context.chunk_bytes, where, late)
+    lane = seams.lane(settings.name, tier, pool.slot, settings.concurrency, settings.retries, seams.clock)
+    undo.callback(lane.close, 1.0)
+    level = Level(place, settings, tier, residency, lane, context.chunk_bytes)
+    if late:
+        level.begin_down(seams.clock())
+    return level
 
 
 def _within(namespace: Namespace, settings: StackSettings) -> Namespace:
