@@ -1,6 +1,7 @@
 """Primary to secondary."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 
 from kvcascade.types import Key, MissReason
@@ -30,6 +31,10 @@ class Cascade:
         """Slot -> how many stores wait to read it, or do."""
         self.hold: Callable[[Level | None, Sequence[Key], float], bool] = lambda level, victims, now: False
         """Whether these victims of a tier (None: primary) should not go yet; set where chunks are demoted."""
+        self.makes_room: Callable[[Level | None], bool] = lambda level: False
+        """Whether the tier will have room soon; set where chunks are demoted."""
+        self._waiting: dict[Level, dict[Key, None]] = {level: {} for level in chain.levels}
+        """Chunks in primary that a tier will have room for soon."""
 
     def store(self, keys: Sequence[Key], owner: str, now: float, priority: Priority) -> None:
         """These keys, just readable in primary, go to each tier that receives `through`."""
@@ -45,6 +50,21 @@ class Cascade:
             missed = [key for key in level.take_missed(keys) if self._slots.hit(key)]
             if missed and level.settings.write == "through":
                 self._offer(level, missed, owner, now)
+
+    def resume(self, now: float) -> None:
+        """End of the step: chunks that wait for room in a tier are offered to it again, if they are still here."""
+        for level, waiting in self._waiting.items():
+            keys = list(islice(waiting, level.job_chunks))
+            for key in keys:
+                del waiting[key]
+            here = [key for key in keys if self._slots.hit(key)]
+            self._shed(level, set(keys).difference(here))
+            self._offer(level, here, "", now, at_once=True)
+
+    def reset(self) -> None:
+        """Every chunk is void: none waits for room."""
+        for waiting in self._waiting.values():
+            waiting.clear()
 
     def fill(self, source: Level, keys: Sequence[Key], now: float) -> None:
         """These keys were promoted from `source`: the tiers above it that are filled receive them too."""
@@ -98,7 +118,10 @@ class Cascade:
             level.miss(key)
         submitted = set(self.submit(level, wanted, now, owner=owner))
         left = [wanted[place] for place in level.residency.absent(wanted) if wanted[place] not in submitted]
-        self._shed(level, left)
+        if level.up and self.makes_room(level):
+            self._waiting[level].update(dict.fromkeys(left))
+        else:
+            self._shed(level, left)
         for key in level.residency.leaving(wanted):
             level.miss(key)
 

@@ -1,8 +1,9 @@
 """Moves chunks down as they get cold: into a tier that receives `on_evict`, from the tier directly above it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
+from types import MappingProxyType
 
 from kvcascade.configs.schema import Watermarks
 from kvcascade.types import Key, Outcome
@@ -23,7 +24,8 @@ class Demotion:
     tier is free or clean, the coldest of the others are copied down, until a share of 1 - `low` is.
 
     Where room is needed and the chunks that would go are not clean, the need waits for the copies that are under
-    way; where there are none, because the tier below is down or full of work, the chunks are dropped, and counted.
+    way, there or further down, at most to their deadline; where there are none, because the tier below is down or
+    full of work, the chunks are dropped, and counted. Chunks that the tier below would not admit just go.
     Between two secondary tiers chunks pass through primary's slot, if they are there, else through staging slots.
     The entry above stays until room is needed, thus at least until the lower one is committed.
     """
@@ -42,6 +44,8 @@ class Demotion:
             else:
                 upper = chain.levels[lower.place - 1]
                 self._pairs[upper] = _FromLevel(primary, upper, lower, cascade, watermarks, shelf)
+        for pair in self._pairs.values():
+            pair.below = self._pairs.get(pair.lower)
 
     def advance(self, now: float) -> None:
         """End of the step: copies down what the watermarks ask for."""
@@ -54,6 +58,11 @@ class Demotion:
         pair = self._pairs.get(upper)
         return pair is not None and pair.hold(victims, now)
 
+    def makes_room(self, upper: Level | None) -> bool:
+        """Whether chunks of a tier (None: primary) are on their way down, so that there will be room."""
+        pair = self._pairs.get(upper)
+        return pair is not None and pair.moving
+
     def reset(self) -> None:
         """Every chunk is void: none is moved."""
         for pair in self._pairs.values():
@@ -65,16 +74,23 @@ class _Pair(ABC):
 
     def __init__(self, primary: Primary, lower: Level, cascade: Cascade, watermarks: Watermarks) -> None:
         self._slots = primary.slots
-        self._lower = lower
+        self.lower = lower
         self._cascade = cascade
         self._watermarks = watermarks
+        self.below: _Pair | None = None
+        """The pair whose upper tier is the lower one of this."""
         self._under_way: set[Key] = set()
+
+    @property
+    def moving(self) -> bool:
+        """Whether copies are under way, into the lower tier or out of it."""
+        return bool(self._under_way) or (self.below is not None and self.below.moving)
 
     def advance(self, now: float) -> None:
         capacity, spare, clean = self._fullness()
         fewest = ceil(capacity * (1 - self._watermarks.high))
         wanted = max(fewest, ceil(capacity * (1 - self._watermarks.low)))
-        if spare >= fewest or not self._lower.up:
+        if spare >= fewest or not self.lower.up:
             return
         cold = self._coldest(clean + len(self._under_way) + wanted - spare)
         dirty = [key for key in self._dirty(cold) if key not in self._under_way]
@@ -82,17 +98,18 @@ class _Pair(ABC):
 
     def hold(self, victims: Sequence[Key], now: float) -> bool:
         dirty = self._dirty(victims)
-        if dirty and self._lower.up:
+        if dirty and self.lower.up:
             if not self._under_way:
                 self._copy(dirty, now)
-            if self._under_way:
+            if self.moving:
                 return True
         self._count_dropped(len(dirty))
         return False
 
     def ended(self, level: Level, report: Report, now: float) -> None:
-        """A copy into the lower tier has ended."""
+        """A copy into the lower tier has ended, or nobody waits for it any longer."""
         if not report.ended:
+            self._under_way.difference_update(report.job.keys)
             return
         self._cascade.ended(level, report, now)
         for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
@@ -107,9 +124,9 @@ class _Pair(ABC):
         """Those that would be lost; on the way, marks those that the lower tier turns out to hold."""
         dirty = []
         for key in keys:
-            if self._is_clean(key):
+            if (self._is_clean(key) and not self.lower.lacks(key)) or not self.lower.wants(key):
                 continue
-            if self._lower.holds(key):
+            if self.lower.holds(key):
                 self._mark_clean(key)
             else:
                 dirty.append(key)
@@ -117,6 +134,15 @@ class _Pair(ABC):
 
     def reset(self) -> None:
         self._under_way.clear()
+
+    def _pass_down(
+        self, keys: Sequence[Key], now: float, staged: Mapping[Key, int] = MappingProxyType({})
+    ) -> list[Key]:
+        """Writes as many leading ones of these into the lower tier as may be now, where they keep their order: the
+        first stays the coldest. Returns them."""
+        submitted = self._cascade.submit(self.lower, keys, now, flow=self, staged=staged)
+        self.lower.residency.touch(submitted[::-1])
+        return submitted
 
     @abstractmethod
     def _fullness(self) -> tuple[int, int, int]:
@@ -152,7 +178,7 @@ class _FromPrimary(_Pair):
         return [self._slots.key(slot) for slot in self._slots.coldest(count)]
 
     def _copy(self, keys: Sequence[Key], now: float) -> None:
-        self._under_way.update(self._cascade.submit(self._lower, keys, now, flow=self))
+        self._under_way.update(self._pass_down(keys, now))
 
     def _is_clean(self, key: Key) -> bool:
         return self._slots.is_clean(key)
@@ -190,11 +216,10 @@ class _FromLevel(_Pair):
         super().advance(now)
 
     def ended(self, level: Level, report: Report, now: float) -> None:
-        if report.job.kind is JobKind.READ:
-            if report.ended:
-                self._has_read(report)
-            return
-        super().ended(level, report, now)
+        if report.job.kind is JobKind.READ and report.ended:
+            self._has_read(report)
+        else:
+            super().ended(level, report, now)
 
     def reset(self) -> None:
         for key in self._arrived:
@@ -214,7 +239,7 @@ class _FromLevel(_Pair):
         """What has arrived in staging slots goes to the lower tier."""
         arrived, self._arrived = self._arrived, []
         staged = {key: self._staged[key] for key in arrived}
-        submitted = self._cascade.submit(self._lower, arrived, now, flow=self, staged=staged) if arrived else []
+        submitted = self._pass_down(arrived, now, staged) if arrived else []
         for key in set(arrived).difference(submitted):
             self._unstage(key)
             self._under_way.discard(key)
@@ -230,7 +255,7 @@ class _FromLevel(_Pair):
 
     def _copy(self, keys: Sequence[Key], now: float) -> None:
         at_hand = [key for key in keys if self._slots.hit(key)]
-        self._under_way.update(self._cascade.submit(self._lower, at_hand, now, flow=self))
+        self._under_way.update(self._pass_down(at_hand, now))
         others = [key for key in keys if key not in self._staged and not self._slots.hit(key)][: len(self._shelf)]
         for start in range(0, len(others), self._upper.job_chunks):
             part = others[start : start + self._upper.job_chunks]

@@ -96,6 +96,10 @@ class Level:
         """Whether the key is known to be readable here."""
         return self.up and key in self.residency
 
+    def lacks(self, key: Key) -> bool:
+        """Whether the key is known to be neither here nor on its way here."""
+        return bool(self.residency.absent([key])) and not self.unsure(key)
+
     def unsure(self, key: Key) -> bool:
         """Whether it is not known if the key is here."""
         return isinstance(self.residency, ProbeTable) and self.up and not self.residency.knows(key)
@@ -133,6 +137,10 @@ class Level:
     def admits(self, key: Key) -> bool:
         """Whether the chunk is used often enough, this use included, to be stored here."""
         return self.settings.admit_after <= 1 or self._uses[key] + 1 >= self.settings.admit_after
+
+    def wants(self, key: Key) -> bool:
+        """Whether the chunk, which nobody uses now, was used often enough to be stored here."""
+        return self.settings.admit_after <= 1 or self._uses[key] >= self.settings.admit_after
 
     # Probes
 

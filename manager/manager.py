@@ -83,7 +83,7 @@ class SecondaryTierManager:
         self._promotion = Promotion(primary, chain, self._cascade)
         self._probing = Probing(chain)
         self._demotion = Demotion(primary, chain, self._cascade, watermarks or Watermarks(), staging)
-        self._cascade.hold = self._demotion.hold
+        self._cascade.hold, self._cascade.makes_room = self._demotion.hold, self._demotion.makes_room
         pinning = pinning or PinningSettings()
         self._pinboard = Pinboard(self._slots, pinning.share, pinning.longest)
         self._requests = RequestTable()
@@ -240,6 +240,7 @@ class SecondaryTierManager:
         self._probing.flush(self._now)
         self._promotion.flush(self._now)
         self._demotion.advance(self._now)
+        self._cascade.resume(self._now)
         self._release_overdue()
         self._pinboard.release_overdue(self._now)
         self._slots.end_step()
@@ -296,6 +297,7 @@ class SecondaryTierManager:
         self._pinboard.reset()
         self._promotion.reset()
         self._demotion.reset()
+        self._cascade.reset()
         self._primary.clear(copies)
         for request in self._requests.ending:
             self._end_if_over(request)

@@ -80,6 +80,10 @@ def test_admission_from_the_nth_use_on():
         "1 is stored below at its second use, found at the third"
     )
     assert hits(prompts, 1, {"admit_after": 3}) == [0, 0]
+    # Used once when it is evicted, it does not move down; used twice, it does.
+    assert hits([(1,), (2,), (1,)], 1, {"admit_after": 2, "write": "on_evict"}) == [0, 0]
+    prompts = [(1,), (1,), (2,), (1,), (2,)]
+    assert hits(prompts, 1, {"admit_after": 2, "write": "on_evict"}) == [1, 1]
     # In the first tier all the while: stored below when it is used again, not when it is stored.
     assert hits([(1,), (1,), (2,), (1,)], 1, {"admit_after": 2}) == [1, 1]
 

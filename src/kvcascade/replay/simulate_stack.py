@@ -5,7 +5,7 @@ when the next request comes. It is the reference beside which the stack is check
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from math import ceil, inf
 from typing import Literal, NamedTuple
 
@@ -62,8 +62,10 @@ def simulate_stack(prompts: Iterable[Prompt], tiers: Sequence[TierModel]) -> Sta
 class _Tier:
     """The chunks of one tier, the least recently used one first."""
 
-    def __init__(self, model: TierModel) -> None:
+    def __init__(self, model: TierModel, uses: Mapping[int, int]) -> None:
+        """`uses`: chunk -> prompts that have used it, and have ended."""
         self.model = model
+        self._uses = uses
         self.below: _Tier | None = None
         """The tier that receives what this one evicts."""
         self.missed: set[int] = set()
@@ -99,17 +101,16 @@ class _Tier:
         """Copies the coldest down, so that enough of what is here can go at once."""
         if self.below is None or self.model.chunks is None:
             return
-        spare = self.model.chunks - len(self._chunks) + len(self.clean)
-        if spare >= ceil(self.model.chunks * (1 - high)):
+        free = self.model.chunks - len(self._chunks)
+        if free + len(self.clean) >= ceil(self.model.chunks * (1 - high)):
             return
         for chunk in self._chunks:
-            if spare >= ceil(self.model.chunks * (1 - low)):
+            if free + len(self.clean) >= ceil(self.model.chunks * (1 - low)):
                 return
-            spare += chunk not in self.clean
             self._copy_down(chunk)
 
     def _copy_down(self, chunk: int) -> None:
-        if self.below is not None and chunk not in self.clean:
+        if self.below is not None and self._uses[chunk] >= self.below.model.admit_after:
             self.below.receive(chunk)
             self.clean.add(chunk)
 
@@ -117,9 +118,9 @@ class _Tier:
 class _Stack:
     def __init__(self, models: Sequence[TierModel]) -> None:
         self.hits = [0] * len(models)
-        self._tiers = [_Tier(model) for model in models]
         self._watermarks = models[0].watermarks if models else (1.0, 1.0)
         self._uses: Counter[int] = Counter()
+        self._tiers = [_Tier(model, self._uses) for model in models]
         for above, tier in zip(self._tiers, self._tiers[1:], strict=False):
             if tier.model.write == "on_evict":
                 above.below = tier

@@ -1,0 +1,152 @@
+"""Moves from a tier into the one below it, where something is in their way."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvcascade.testing import key_for
+from kvcascade.types import RequestContext
+
+from .conftest import CHUNK, Stack
+
+KEYS = [key_for(number) for number in range(400)]
+Make = Callable[..., Stack]
+
+
+def _store(s: Stack, req_id: str, prompt: list[bytes]) -> None:
+    """A request whose store is offered until it is granted."""
+    ctx = s.begin(req_id)
+    s.until(lambda: _stored(s, ctx, prompt), "the store stays refused")
+    s.finish(ctx)
+    s.settle()
+
+
+def _stored(s: Stack, ctx: RequestContext, prompt: list[bytes]) -> bool:
+    offer = s.offer(ctx, prompt)
+    if offer is not None:
+        s.manager.complete_store(offer.keys, ctx)
+    return offer is not None
+
+
+def test_primary_waits_for_room_that_is_made_further_down(stack: Make) -> None:
+    """Its chunks were dropped while the tier below was full of chunks that were just moving on."""
+    s = stack(slots=16, tiers=2, write="on_evict", each=[{"capacity": 16 * CHUNK}, {}], host={"staging": 5 * 4096})
+    prompts = [KEYS[start : start + 8] for start in range(0, 40, 8)]
+    for number in range(4):
+        _store(s, f"r{number}", prompts[number])
+    s.gates[1].shut()
+    ctx = s.begin("waits")
+    assert not _stored(s, ctx, prompts[4])
+    s.until(lambda: bool(s.gates[1].waiting), "nothing moves on")
+    for _ in range(20):
+        assert not _stored(s, ctx, prompts[4]), "there is no room yet"
+        s.step()
+    s.gates[1].open()
+    s.until(lambda: _stored(s, ctx, prompts[4]), "the store stays refused")
+    s.finish(ctx)
+    s.settle()
+    assert [tier.dropped for tier in s.manager.get_stats().tiers] == [0, 0, 0]
+    assert [s.serve(f"again {number}", prompt) for number, prompt in enumerate(prompts)] == [8] * 5
+
+
+def test_a_copy_that_hangs_keeps_room_from_being_made_no_longer_than_its_deadline(stack: Make) -> None:
+    s = stack(slots=8, write="on_evict", concurrency=2, deadline="2s", breaker={"failures": 100})
+    _store(s, "a", KEYS[:8])
+    s.gates[0].shut()
+    ctx = s.begin("waits")
+    assert not _stored(s, ctx, KEYS[8:12])
+    hung = s.gates[0].wait_for("write")
+    s.clock.advance(2.1)
+    s.step()
+    assert _stored(s, ctx, KEYS[8:12])
+    assert s.manager.get_stats().tiers[0].dropped == 4
+    hung.release()
+    s.gates[0].open()
+    s.until(lambda: not s.manager.get_stats().pinned_slots, "the late copy keeps its slots")
+    s.finish(ctx)
+    s.settle()
+
+
+@pytest.mark.parametrize("slots", [8, 40])
+def test_what_moves_down_stays_in_its_order(stack: Make, slots: int) -> None:
+    """The tail of a prompt is of no use without its head: of one that moves down the tail is the first to go."""
+    s = stack(slots=slots, write="on_evict", capacity=(slots + 2) * CHUNK)
+    _store(s, "first", KEYS[:8])
+    for number, start in enumerate(range(100, 100 + 2 * slots, 4)):
+        _store(s, f"r{number}", KEYS[start : start + 4])
+        there = [key for key in KEYS[:8] if s.manager._chain.levels[0].holds(key)]
+        assert there == KEYS[: len(there)] or s.manager._slots.find(KEYS[0]) >= 0
+
+
+def test_what_was_used_too_seldom_for_the_tier_below_is_not_moved_there(stack: Make) -> None:
+    s = stack(slots=8, write="on_evict", admit_after=2)
+    for number in range(2):
+        s.serve(f"twice {number}", KEYS[:2])
+        s.step()
+    for number, start in enumerate(range(10, 40, 4)):
+        _store(s, f"once {number}", KEYS[start : start + 4])
+    stats = s.manager.get_stats()
+    assert (stats.tiers[0].dropped, stats.tiers[1].written) == (0, 2)
+    assert s.serve("a third time", KEYS[:2]) == 2
+
+
+def test_a_store_into_a_tier_waits_for_room_that_is_being_made_there(stack: Make) -> None:
+    """It was shed, and its chunk was in no tier at all when primary evicted it."""
+    s = stack(
+        slots=16,
+        tiers=2,
+        each=[{"write": "through", "capacity": 8 * CHUNK}, {"write": "on_evict"}],
+        host={"staging": 5 * 4096},
+    )
+    _store(s, "first", KEYS[:8])
+    s.gates[1].shut()
+    ctx = s.begin("second")
+    s.store(ctx, KEYS[8:16])
+    s.finish(ctx)
+    s.step(5)
+    assert s.manager.get_stats().tiers[1].shed == 0
+    s.gates[1].open()
+    s.until(lambda: s.manager._chain.levels[0].holds(KEYS[15]), "the store is forgotten")
+    s.manager.reset_cache("primary")
+    assert s.serve("first again", KEYS[:8]) == 8
+    assert s.serve("second again", KEYS[8:16]) == 8
+    assert [tier.dropped + tier.shed for tier in s.manager.get_stats().tiers] == [0, 0, 0]
+
+
+def test_what_waits_for_room_in_a_tier_and_leaves_primary_meanwhile_is_shed(stack: Make) -> None:
+    s = stack(
+        slots=16,
+        tiers=2,
+        each=[{"write": "through", "capacity": 8 * CHUNK}, {"write": "on_evict", "deadline": "1h"}],
+        host={"staging": 5 * 4096},
+    )
+    _store(s, "first", KEYS[:8])
+    s.gates[1].shut()
+    for start in range(8, 64, 8):
+        ctx = s.begin(f"r{start}")
+        s.store(ctx, KEYS[start : start + 8])
+        s.finish(ctx)
+        s.step()
+    assert s.manager.get_stats().tiers[1].shed >= 32
+    s.gates[1].open()
+    s.settle()
+
+
+def test_what_the_tier_below_has_lost_meanwhile_moves_there_once_more(stack: Make) -> None:
+    s = stack(slots=20, write="on_evict", capacity=4 * CHUNK)
+    for start in range(0, 20, 4):
+        _store(s, f"r{start}", KEYS[start : start + 4])
+    s.until(lambda: s.manager._slots.clean > 0, "nothing is copied ahead of need")
+    s.settle()
+    copied = [key for key in KEYS[:20] if s.manager._slots.is_clean(key)]
+    assert copied
+    for key in copied:
+        s.manager._chain.levels[0].residency.lost(key, s.manager._chain.why(key))
+    s.faults[0].inner.delete(copied)
+    ctx = s.begin("needs room")
+    s.until(lambda: _stored(s, ctx, KEYS[30:32]), "the store stays refused")
+    s.finish(ctx)
+    s.settle()
+    gone = [key for key in copied if s.manager._slots.find(key) < 0]
+    assert gone
+    assert all(s.manager._chain.levels[0].holds(key) for key in gone)
