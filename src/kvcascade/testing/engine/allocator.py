@@ -155,8 +155,8 @@ class BlockTables:
         reserved: int = 0,
         whole: bool = False,
     ) -> list[list[Block]] | None:
-        """Gives a request slots for `new` more tokens, behind `local` ones of a hit and `external` ones that will be
-        loaded. Returns the new blocks of each group; None where there is no room.
+        """Gives a request slots for `new` more tokens, behind `local` ones of a hit and `external` ones to load.
+        Returns the new blocks of each group; None where there is no room.
 
         Args:
             lookahead: slots for tokens that are only drafted.

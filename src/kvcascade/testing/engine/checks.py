@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvcascade.connector.coverage import first_needed_block, hit_unit
-from kvcascade.manager.jobs import Job
+from kvcascade.manager.jobs import Job, JobKind
 from kvcascade.manager.slots import SlotState
 from kvcascade.types import Key, RequestContext, StoreOffer
 
@@ -115,14 +115,22 @@ class _Told:
 
 
 class Spy:
-    """Stands between adapter and manager, and holds each request to the order of its calls."""
+    """Stands between adapter and manager, and holds each request to the order of its calls.
 
-    def __init__(self, manager: Any, engine: Any = None) -> None:
+    Attributes:
+        engine: set once there is one.
+        content: told of each chunk before it is offered.
+        requests: those that the engine has been given, by name; whoever gives one enters it.
+        begun: how many the manager has been told of.
+    """
+
+    engine: SimulatedEngine
+    content: Content
+
+    def __init__(self, manager: Any) -> None:
         self._manager = manager
-        self.engine: SimulatedEngine = engine
         self.begun = 0
-        self.finishing: dict[str, SimRequest] = {}
-        """Requests that have ended, for the engine."""
+        self.requests: dict[str, SimRequest] = {}
         self._running: dict[str, _Told] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -137,6 +145,7 @@ class Spy:
     def prepare_store(self, keys: Sequence[Key], ctx: RequestContext) -> StoreOffer | None:
         require(ctx.req_id in self._running, f"an offer of {ctx.req_id} after its finish")
         told = self._running[ctx.req_id]
+        self.content.learn(self.requests[ctx.req_id])
         offer: StoreOffer | None = self._manager.prepare_store(keys, ctx)
         told.refused = offer is None
         if offer is not None:
@@ -153,7 +162,7 @@ class Spy:
         require(ctx.req_id in self._running, f"{ctx.req_id} is finished twice")
         told = self._running.pop(ctx.req_id)
         self._manager.on_request_finished(ctx)
-        request = self.finishing.pop(ctx.req_id, None)
+        request = self.requests.pop(ctx.req_id, None)
         if request is not None and not told.incomplete:
             self._check_complete(request, told)
 
@@ -166,7 +175,7 @@ class Spy:
 
     def before_reset(self) -> None:
         """What finishes within a reset has its last chunks dropped."""
-        for req_id in self.finishing:
+        for req_id in self.requests:
             if req_id in self._running:
                 self._running[req_id].incomplete = True
 
@@ -193,12 +202,15 @@ class Spy:
                 for chunk in range(request.num_tokens // shape.tokens_per_chunk)
             ]
             beyond = [place for place, key in enumerate(keys) if key in told.offered and place >= full]
-            require(not beyond, f"{request.request_id}: chunks {beyond} of group {group} offered, {full} are written")
+            require(
+                not beyond, f"{request.request_id}: chunks {beyond} of group {group} offered, {full} are written"
+            )
             missing = [place for place, key in enumerate(keys[:full]) if key not in told.covered]
             voided = self.engine.adapter._jobs._void
             if not (window or told.refused or voided):
                 require(
-                    not missing, f"{request.request_id}: of {full} chunks of group {group}, {missing} were not offered"
+                    not missing,
+                    f"{request.request_id}: of {full} chunks of group {group}, {missing} were not offered",
                 )
 
 
@@ -255,7 +267,9 @@ class Watch:
         require(not adapter.has_pending_work(), "pending work at rest")
         for lane in self._stack.lanes:
             require(lane.finishes == begun, f"{lane.name}: {lane.finishes} finishes of {begun} requests")
-            require(sorted(lane.submitted) == sorted(lane.reported), f"{lane.name}: jobs that were not reported once")
+            left_over = [job for job in lane.unsettled.values() if job.kind is not JobKind.PROBE]
+            require(not left_over, f"{lane.name}: jobs that were not reported: {left_over}")
+            require(len(set(lane.reported)) == len(lane.reported), f"{lane.name}: jobs that were reported twice")
 
     def _check_slot(self, key: Key) -> None:
         slots = self._stack.manager._slots
@@ -268,4 +282,6 @@ class Watch:
 
     def _written(self, job: Job) -> None:
         for key, slot in zip(job.keys, job.slots, strict=True):
-            self._content.check(key, self._stack.pool.slot(slot), f"slot {slot}, being written", self._weights[job.id])
+            self._content.check(
+                key, self._stack.pool.slot(slot), f"slot {slot}, being written", self._weights[job.id]
+            )

@@ -1,7 +1,7 @@
 """The KV memory of one worker, in real bytes."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -9,9 +9,6 @@ from kvcascade.connector import GroupLayout
 
 from .model import NO_WORD, Model
 from .shape import EngineShape
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["Device"]
 
@@ -35,7 +32,7 @@ class Device:
         self.model = model
         self.layers = [tuple(range(max(1, shape.layers - group))) for group in range(len(shape.windows))]
         self._size = shape.tokens_per_block
-        self.tensors: list[torch.Tensor] = [
+        self.tensors = [
             torch.full((shape.blocks, self._size * _WORD), NO_WORD & 0xFF, dtype=torch.uint8)
             for _ in range(shape.layers)
         ]

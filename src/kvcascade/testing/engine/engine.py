@@ -44,7 +44,13 @@ class SimulatedEngine:
     """
 
     def __init__(
-        self, shape: EngineShape, manager: Manager, pool: Slots, *, prompt_only: bool = False, model: Model | None = None
+        self,
+        shape: EngineShape,
+        manager: Manager,
+        pool: Slots,
+        *,
+        prompt_only: bool = False,
+        model: Model | None = None,
     ) -> None:
         self.shape = shape
         self.model = model or Model()

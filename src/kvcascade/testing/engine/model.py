@@ -29,7 +29,7 @@ class Model:
     """What is computed, by weights that may change.
 
     Attributes:
-        weights: which weights these are. The same tokens have other KV with other weights, and the same successors.
+        weights: which weights these are. With others the same tokens have other KV, and the same successors.
     """
 
     def __init__(self) -> None:
@@ -39,9 +39,7 @@ class Model:
         """The token after those of this hash."""
         return prefix % _VOCABULARY
 
-    def words(
-        self, prefixes: Sequence[int], rank: int, group: int, layer: int, weights: int | None = None
-    ) -> Any:
+    def words(self, prefixes: Sequence[int], rank: int, group: int, layer: int, weights: int | None = None) -> Any:
         """The 8 bytes that each token has in one layer, as an array of integers."""
         weights = self.weights if weights is None else weights
         salt = xxhash.xxh3_64_intdigest(f"{weights} {rank} {group} {layer}".encode())

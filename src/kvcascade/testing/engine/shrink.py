@@ -9,8 +9,8 @@ T = TypeVar("T")
 
 
 def shrink(items: Sequence[T], fails: Callable[[Sequence[T]], bool], tries: int = 500) -> list[T]:
-    """A part of `items`, in their order, that still fails, and of which no single one can be left out; or as far as
-    that many tries bring it."""
+    """A part of `items`, in their order, that still fails, and of which no single one can be left out; or what
+    that many tries come to."""
     items = list(items)
     size = max(1, len(items) // 2)
     while tries > 0:
@@ -25,5 +25,5 @@ def shrink(items: Sequence[T], fails: Callable[[Sequence[T]], bool], tries: int 
                 start += size
         if size == 1 and not shorter:
             break
-        size = max(1, size // 2) if not shorter or size > 1 else 1
+        size = max(1, size // 2)
     return items

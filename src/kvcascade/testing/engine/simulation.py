@@ -5,15 +5,19 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from traceback import extract_tb
 from typing import Literal
+
+from kvcascade.connector import Direction
 
 from .checks import Content, Spy, Watch, require
 from .engine import SimulatedEngine
 from .requests import SimRequest, Status
+from .shrink import shrink
 from .stack import SimulatedStack
 from .workload import Action, Case
 
-__all__ = ["Failure", "Simulation", "play"]
+__all__ = ["Failure", "Simulation", "play", "shorten"]
 
 _AT_REST = 3000
 """Steps after which an engine must have come to rest, if nothing new comes."""
@@ -27,12 +31,15 @@ class Failure(Exception):
     Attributes:
         actions: the history, up to the action that failed.
         error: what went wrong.
+        kind: which error it was, and where it was raised: what two histories that fail in the same way share.
     """
 
     def __init__(self, actions: Sequence[Action], error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.actions = list(actions)
         self.error = error
+        where = extract_tb(error.__traceback__)
+        self.kind = type(error).__name__, where[-1].name if where else ""
 
 
 class Simulation:
@@ -49,15 +56,15 @@ class Simulation:
         self.engine = SimulatedEngine(case.engine, self._spy, self.stack.pool, prompt_only=case.prompt_only)
         self._spy.engine = self.engine
         self.engine.hashes_late = case.hashes_late
-        self._content = Content(self.engine)
+        self._content = self._spy.content = Content(self.engine)
         self._watch = Watch(self.engine, self.stack, self._content)
         self._draw = Random(case.seed)
         self._running: dict[str, SimRequest] = {}
         self._done: list[SimRequest] = []
         self._numbers = count()
-        for copier in self.engine.copiers:
-            copier.fails = lambda direction: self._draw.random() < self.case.copy_failures and self._failing
         self._failing = True
+        for copier in self.engine.copiers:
+            copier.fails = self._copy_fails
 
     def perform(self, action: Action) -> None:
         """Raises whatever went wrong."""
@@ -88,7 +95,7 @@ class Simulation:
         size = self.case.engine.tokens_per_block
         request = SimRequest(self._name(), prompt, max_tokens, size, stop_after, params)
         request.update_block_hashes()
-        self._running[request.request_id] = self._spy.finishing[request.request_id] = request
+        self._running[request.request_id] = self._spy.requests[request.request_id] = request
         for lane in self.stack.lanes:
             lane.begin(request.request_id)
         self.engine.add(request)
@@ -161,6 +168,9 @@ class Simulation:
         drafted = -(-(1 + 2 * engine.drafts) // engine.tokens_per_block) if engine.drafts else 0
         return min((blocks - drafted) * engine.tokens_per_block, engine.max_tokens - 1) - engine.drafts
 
+    def _copy_fails(self, direction: Direction) -> bool:
+        return self._failing and self._draw.random() < self.case.copy_failures
+
     def _name(self) -> str:
         names = (f"r{number % _NAMES if number < _NAMES * 50 else number}" for number in self._numbers)
         return next(name for name in names if not self.engine.scheduler.knows(name))
@@ -176,7 +186,7 @@ class Simulation:
         self._watch.check_new()
 
 
-def play(case: Case, actions: Iterable[Action], on_action: Callable[[], None] = lambda: None) -> None:
+def play(case: Case, actions: Iterable[Action], on_action: Callable[[Action], None] = lambda action: None) -> None:
     """Plays a history from the beginning.
 
     Raises:
@@ -189,7 +199,26 @@ def play(case: Case, actions: Iterable[Action], on_action: Callable[[], None] = 
             for action in actions:
                 done.append(action)
                 simulation.perform(action)
-                on_action()
-            simulation.close()
+                on_action(action)
         except Exception as error:  # whatever a simulated engine meets is a finding
             raise Failure(done, error) from error
+        finally:
+            simulation.close()
+
+
+def shorten(case: Case, failure: Failure, tries: int = 500) -> Failure:
+    """The failure of the shortest history found that fails in the same way."""
+    best = failure
+
+    def fails(actions: Sequence[Action]) -> bool:
+        nonlocal best
+        try:
+            play(case, actions)
+        except Failure as found:
+            if found.kind == failure.kind:
+                best = found
+                return True
+        return False
+
+    shrink(failure.actions, fails, tries)
+    return best

@@ -13,7 +13,7 @@ from kvcascade.testing.lanes import ManualLane, WatchedLane
 from kvcascade.testing.wrappers import FaultTier
 from kvcascade.tiers import Tier
 from kvcascade.tiers.disk.settings import DiskSettings
-from kvcascade.tiers.host import HostSettings, HostPool
+from kvcascade.tiers.host import HostPool, HostSettings
 from kvcascade.tiers.memory import MemorySettings
 from kvcascade.types import Buffer, Namespace
 
@@ -121,7 +121,9 @@ class SimulatedStack:
 
 
 def _settings(shape: StackShape, chunk_bytes: int, folder: Path) -> StackSettings:
-    tiers: list[Any] = [HostSettings(capacity=(shape.slots + 1) * max(_STRIDE, -(-chunk_bytes // _STRIDE) * _STRIDE))]
+    tiers: list[Any] = [
+        HostSettings(capacity=(shape.slots + 1) * max(_STRIDE, -(-chunk_bytes // _STRIDE) * _STRIDE))
+    ]
     for place, tier in enumerate(shape.tiers):
         common = {"name": f"t{place}", "queue": shape.queue, "concurrency": shape.concurrency, "write": tier.write}
         if tier.type == "disk":
