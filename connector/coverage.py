@@ -1,12 +1,12 @@
 """Which chunks: what may be stored, and what a request that goes on at some token reads. No state, no engine.
 
-A hit ends at a multiple of the `unit`, the smallest step that the groups of full attention allow, or one token
-before (the engine computes the last token of a prompt again). Stores and lookups both follow from that, so that
-what is stored is what is looked for.
+A hit ends at a multiple of the `unit`, the smallest step that all groups allow, or one token before (the engine
+computes the last token of a prompt again). Stores and lookups both follow from that: what is stored is what is
+looked for.
 """
 
 from collections.abc import Sequence
-from math import gcd
+from math import gcd, lcm
 
 from .groups import GroupSpec
 from .protocols import Request
@@ -37,9 +37,11 @@ def storable(group: GroupSpec, tokens: int, blocks: int, keys: int, hold_back: b
 
 
 def hit_unit(groups: Sequence[GroupSpec]) -> int:
-    """Hits end at multiples of so many tokens."""
+    """Hits end at multiples of so many tokens: where some chunk of full attention ends, but never inside a
+    window's chunk of several blocks, whose first blocks may have been let go of before it was full."""
     full = [group.tokens_per_chunk for group in groups if group.window is None]
-    return gcd(*(full or [group.tokens_per_chunk for group in groups]))
+    windows = [group.tokens_per_chunk for group in groups if group.window and group.blocks_per_chunk > 1]
+    return lcm(gcd(*(full or [group.tokens_per_chunk for group in groups])), *windows)
 
 
 def needed_chunks(group: GroupSpec, local: int, boundary: int, margin: int = 0) -> range:
@@ -50,11 +52,12 @@ def needed_chunks(group: GroupSpec, local: int, boundary: int, margin: int = 0) 
 
 
 def first_needed_block(group: GroupSpec, chunk: int, unit: int) -> int:
-    """Place in the chunk of the first block that any hit reads; `blocks_per_chunk` where none reads the chunk."""
+    """Place in the chunk of the first block that any hit reads; `blocks_per_chunk` where none needs the chunk."""
     if group.window is None:
         return 0
     start = chunk * group.tokens_per_chunk
-    margin = group.tokens_per_chunk if group.draft else 0
-    boundary = max(1, (start - margin) // unit + 1) * unit  # the first hit that reads the chunk reads most of it
-    first = max(0, boundary - group.window - start) // group.tokens_per_block
+    before = start // unit * unit
+    first = max(0, before + unit - group.window - start) // group.tokens_per_block
+    if group.draft and 0 < before > start - group.tokens_per_chunk:
+        first = min(first, group.blocks_per_chunk - 1)  # a hit that ends before the chunk asks whether it is there
     return min(first, group.blocks_per_chunk)

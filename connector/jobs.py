@@ -140,7 +140,7 @@ class JobTable:
 
     def loading(self, keys: Iterable[Key]) -> bool:
         """Whether any of these is being loaded."""
-        return any(key in self._loading for key in keys)
+        return bool(self._loading) and any(key in self._loading for key in keys)
 
     def load_of(self, owner: RequestState) -> bool:
         """Whether a load of this request is running, also one of before a reset."""

@@ -33,7 +33,8 @@ class Lookup:
         while lowered < boundary:
             boundary = lowered
             for found in hits:
-                lowered = found.reach(lowered)
+                reach = found.reach(lowered)
+                lowered = lowered if reach == lowered else reach // self._unit * self._unit
                 if lowered - state.local < self._least:
                     return state.local
         return boundary if all(found.certain(boundary) for found in hits) else None
@@ -49,16 +50,17 @@ class Lookup:
     def _hits(self, group: GroupState, state: RequestState, limit: int) -> "_Hits":
         if group.spec.window is None:
             return _FullHits(self._manager, group, state, limit)
-        return _WindowHits(self._manager, group, state, self._unit)
+        return _WindowHits(self._manager, group, state)
 
 
 class _Hits(Protocol):
     def reach(self, limit: int) -> int:
-        """The last token, at most `limit`, at which the group can go on; with hopes taken for hits."""
+        """A token, at most `limit`, beyond which the group can't go on; `limit` itself where it can go on there.
+        What may become a hit is taken for one."""
         ...
 
     def certain(self, boundary: int) -> bool:
-        """Whether going on there rests on no hopes."""
+        """Whether all that it takes to go on there is a hit now."""
         ...
 
 
@@ -91,23 +93,21 @@ class _WindowHits:
     """Sliding window: the chunks before the boundary that the window still covers are needed. Asked from the
     end."""
 
-    def __init__(self, manager: Manager, group: GroupState, state: RequestState, unit: int) -> None:
+    def __init__(self, manager: Manager, group: GroupState, state: RequestState) -> None:
         self._manager = manager
         self._group = group
         self._state = state
-        self._unit = unit
         self._margin = group.spec.tokens_per_chunk if group.spec.draft else 0
         self._answers: dict[int, LookupResult] = {}
 
     def reach(self, limit: int) -> int:
         size = self._group.spec.tokens_per_chunk
-        known = len(self._group.keys) * size - self._margin
-        boundary = limit if limit <= known else self._round(known)
+        boundary = min(limit, len(self._group.keys) * size - self._margin)
         while boundary > self._state.local:
             missing = next((chunk for chunk in reversed(self._needed(boundary)) if self._missing(chunk)), None)
             if missing is None:
                 return boundary
-            boundary = self._round(missing * size - self._margin)
+            boundary = missing * size - self._margin
         return self._state.local
 
     def certain(self, boundary: int) -> bool:
@@ -115,9 +115,6 @@ class _WindowHits:
 
     def _needed(self, boundary: int) -> range:
         return needed_chunks(self._group.spec, self._state.local, boundary, self._margin)
-
-    def _round(self, tokens: int) -> int:
-        return tokens // self._unit * self._unit
 
     def _missing(self, chunk: int) -> bool:
         return self._ask(chunk) is LookupResult.MISS

@@ -1,7 +1,7 @@
 """What the adapter knows of each request."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvcascade.types import Key, RequestContext
 
@@ -122,13 +122,12 @@ class RequestState:
             for group in self.groups
         ]
 
-    def needed_keys(self, boundary: int) -> list[Key]:
+    def needed_keys(self, boundary: int) -> Iterator[Key]:
         """The chunks that it reads if it goes on at that token, after its own."""
-        if boundary == self.local:
-            return []
-        return [
-            group.keys[chunk] for group in self.groups for chunk in needed_chunks(group.spec, self.local, boundary)
-        ]
+        if boundary > self.local:
+            for group in self.groups:
+                for chunk in needed_chunks(group.spec, self.local, boundary):
+                    yield group.keys[chunk]
 
     def reset(self) -> None:
         """What was stored is void: it is offered again from the first chunk."""
