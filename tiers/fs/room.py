@@ -74,18 +74,23 @@ class HardRoom:
     Thread-safe. `changing` makes a change of the medium and its booking one step; it covers that I/O, of one file.
     """
 
-    def __init__(self, capacity: int, held: dict[Key, int], leftovers: list[Leftover]) -> None:
-        """`held`: key -> bytes; `leftovers`: what else is there, the last to be deleted first."""
+    def __init__(
+        self, capacity: int, held: dict[Key, int], leftovers: list[Leftover], useless: list[Leftover]
+    ) -> None:
+        """`held`: key -> bytes; `leftovers`: what else is there, the last to be deleted first; `useless`: files of
+        this epoch that can't stay."""
         self._capacity = capacity
         self._held = held
         self._bytes = sum(held.values())
         self._leftovers = leftovers
         self._left = sum(leftover.nbytes for leftover in leftovers)
         self._stuck = 0
-        """Bytes of leftovers that can't be deleted."""
+        """Bytes of files that can't be deleted."""
         self._reserved = 0
         self._changing = threading.Lock()
         self._lock = threading.Lock()
+        for file in useless:
+            self._delete(file)
         self._make_room(self._bytes)
 
     @property
@@ -111,12 +116,15 @@ class HardRoom:
         while self._leftovers and wanted + self._left > self._capacity - self._stuck:
             leftover = self._leftovers.pop()
             self._left -= leftover.nbytes
-            try:
-                Path(leftover.path).unlink()
-            except OSError as error:
-                if error.errno not in GONE:
-                    self._stuck += leftover.nbytes
+            self._delete(leftover)
         return wanted <= self._capacity - self._stuck
+
+    def _delete(self, leftover: Leftover) -> None:
+        try:
+            Path(leftover.path).unlink()
+        except OSError as error:
+            if error.errno not in GONE:
+                self._stuck += leftover.nbytes
 
     def cancel(self, nbytes: int) -> None:
         with self._lock:

@@ -18,15 +18,17 @@ def take_over(root: Path, epoch: str, capacity: int) -> HardRoom:
         OSError: the directory can't be read.
     """
     others: list[Leftover] = []
+    useless: list[Leftover] = []
     ours: list[tuple[Leftover, Key]] = []
     for folder in (folder for home in homes(root) for folder in home.epochs()):
         for path, info in (chunk for fan in fans(folder) for chunk in chunks(fan)):
             chunk = Leftover(info.st_mtime, path, info.st_size)
-            key = key_of(path) if str(folder) == epoch and looks_whole(info) else None
-            if key is None:
+            if str(folder) != epoch:
                 others.append(chunk)
-            else:
+            elif looks_whole(info) and (key := key_of(path)) is not None:
                 ours.append((chunk, key))
+            else:
+                useless.append(chunk)
     others.sort(reverse=True)
     ours.sort(reverse=True)
     held: dict[Key, int] = {}
@@ -35,5 +37,5 @@ def take_over(root: Path, epoch: str, capacity: int) -> HardRoom:
         room -= chunk.nbytes
         if room >= 0:
             held[key] = chunk.nbytes
-    excess = [chunk for chunk, key in ours if key not in held]
-    return HardRoom(capacity, held, excess + others)
+    useless += [chunk for chunk, key in ours if key not in held]
+    return HardRoom(capacity, held, others, useless)

@@ -1,12 +1,12 @@
 """The fs tier: chunks in files that many engines share."""
 
-import contextlib
 import errno
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,12 +105,11 @@ class FsTier(Tier):
             TierUnavailable: it can't be opened now.
         """
         opened = open_directory(settings, context)
-        try:
-            with _mapped():
-                return cls(opened, settings)
-        except BaseException:
-            opened.writer.leave()
-            raise
+        with ExitStack() as undo, _mapped():
+            undo.callback(opened.writer.leave)
+            tier = cls(opened, settings)
+            undo.pop_all()
+            return tier
 
     # -- asking
 
@@ -264,7 +263,7 @@ class FsTier(Tier):
         finally:
             if not stored:
                 self._room.cancel(footprint(len(buffer)))
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     Path(temporary).unlink(missing_ok=True)
         if stored:
             self._recency.written(key)
@@ -348,7 +347,7 @@ def _failed(what: str, error: OSError) -> Outcome:
     return Outcome.failed(cause)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _mapped(what: str = "the directory can't be used now") -> Iterator[None]:
     try:
         yield

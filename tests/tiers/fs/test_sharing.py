@@ -441,6 +441,9 @@ def test_an_exclusive_directory_that_shrinks(shared: Any) -> None:
     tier.close()
     foreign = shared.path / "mine"
     foreign.write_text("mine")
+    damaged = shared.file(tier, shared.keys(100)[0])
+    damaged.parent.mkdir(exist_ok=True)
+    damaged.write_bytes(b"half")
     again = shared.engine(exclusive=True, capacity=6 * file_bytes)
     assert again.usage() == Usage(6, 6 * file_bytes, 6 * file_bytes)
     assert shared.load(again, keys) == [Outcome.MISSING] * 4 + [Outcome.OK] * 6
