@@ -55,7 +55,8 @@ def test_a_rename_that_was_done_although_it_says_otherwise(shared: Any, monkeypa
 def test_a_temporary_that_others_have_removed_is_a_failed_write(
     shared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer that was stopped for long, and taken for dead, can't bring anything half done to light."""
+    """kvcache-ai/Mooncake#974: a writer that was stopped for long, and taken for dead, can't bring anything half
+    done to light."""
     tier = shared.engine()
     rename = os.rename
 
@@ -452,6 +453,18 @@ def test_usage_is_what_this_engine_has_put_there(shared: Any) -> None:
     assert two.usage() == Usage(1, one.footprint(shared.chunk), None)
     one.delete(shared.keys(1))
     assert one.usage().chunks == 2
+
+
+def test_of_a_batch_only_what_is_missing_is_written(shared: Any) -> None:
+    """kvcache-ai/Mooncake#1374: all are reported as stored, and those that were there are as they were."""
+    one, two = shared.engine(), shared.engine()
+    keys = shared.keys(*range(8))
+    shared.store(one, keys[:3])
+    before = [shared.file(one, key).stat().st_ino for key in keys[:3]]
+    assert shared.store(two, keys) == [Outcome.OK] * 8
+    assert two.usage().chunks == 5
+    assert [shared.file(one, key).stat().st_ino for key in keys[:3]] == before
+    assert shared.load(one, keys) == [Outcome.OK] * 8
 
 
 def test_long_keys_have_short_names(shared: Any) -> None:
