@@ -20,6 +20,8 @@ SHAPES = st.builds(
     Shape,
     slots=st.sampled_from([4, 6, 9]),
     capacities=st.sampled_from([(5,), (4, 9), (4, 4), ()]),
+    writes=st.sampled_from([("through", "through"), ("on_evict", "through"), ("through", "on_evict")]),
+    promotes=st.sampled_from([("always", "always"), ("never", "always")]),
     queue=st.sampled_from([1.0, 0.25]),
     concurrency=st.integers(1, 2),
     seed=st.integers(0, 99),

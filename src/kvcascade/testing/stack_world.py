@@ -28,6 +28,7 @@ __all__ = ["PROMPTS", "Copy", "Shape", "StackWorld", "ThreadedStackWorld"]
 
 CHUNK = 64
 _STRIDE = 4096
+_STAGING = 3
 _TREE = ((0, 1, 2, 3), (0, 1, 2, 4, 5), (0, 1, 6), (0, 7, 8, 9, 10, 11), (12, 13, 14, 15), (12, 16))
 PROMPTS = tuple(tuple(map(key_for, path)) for path in _TREE)
 """Prompts that share prefixes, as keys."""
@@ -54,6 +55,9 @@ class Shape:
     slots: int = 6
     capacities: Sequence[int] = (5,)
     """Of each secondary tier, in chunks."""
+    writes: Sequence[str] = ("through", "through")
+    """How each secondary tier receives."""
+    promotes: Sequence[str] = ("always", "always")
     queue: float = 1.0
     concurrency: int = 2
     seed: int = 0
@@ -105,6 +109,7 @@ class StackWorld:
         self._finished: set[RequestContext] = set()
         self._epochs: dict[int, str] = {}
         self._before: dict[str, int] = {}
+        self._dropped = 0
         self.manager = build(
             _settings(shape), Namespace.of(model="m"), CHUNK, events=True, clock=self.clock, wrap=self._wrap,
             lane=self._lane,
@@ -202,10 +207,11 @@ class StackWorld:
         offer = self.manager.prepare_store(keys, self.running[name])
         gone = self._take_events()
         if offer is None:
-            assert not room, "refused, although there is room"
+            assert not room or self._demotes(), "refused, although there is room"
             self.check()
             return
         assert gone["host"] == offer.evicted, "evicted is not what was removed"
+        self._check_dropped(gone["host"])
         assert set(offer.keys) == {key for key in keys if self._absent(key)}, "not the keys that are absent"
         for slot in offer.slots:
             assert slot not in self._used(), f"slot {slot} is granted, and in use"
@@ -253,7 +259,7 @@ class StackWorld:
 
     def step(self) -> None:
         self.manager.on_schedule_end()
-        self._take_events()
+        self._check_dropped(self._take_events()["host"])
         for hits in self.hits.values():
             hits.clear()
         self.check()
@@ -299,6 +305,7 @@ class StackWorld:
 
     def find(self, lane: int, key: Key) -> None:
         """A tier's housekeeping finds a chunk, and the manager reads of it at once."""
+        self.step()
         level = self.manager._chain.levels[lane % len(self.lanes)]
         residency = _residency(level)
         room = residency.capacity and residency.bytes + CHUNK <= residency.capacity
@@ -306,7 +313,6 @@ class StackWorld:
             self._keepers[level.place].find(key, self.epoch)
             self._manual[level.place].maintain()
             self.step()
-            self.step()  # results are read at the first verb of a step
 
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -327,10 +333,19 @@ class StackWorld:
             and not self.manager._slots.quarantined(key)
         )
 
+    def _gives(self, level: Level, key: Key) -> bool:
+        return level.up and key in self.holds[level.name] and level.settings.promote == "always"
+
+    def _demotes(self) -> bool:
+        """Whether primary's eviction may have to wait for a copy into the tier below."""
+        return bool(self.lanes) and self.shape.writes[0] == "on_evict"
+
     def _arriving(self, key: Key) -> bool:
+        """Whether it is being read into primary."""
         return any(
-            key in job.keys and job.kind is JobKind.READ and not job.expired and not job.withdrawn
+            key in job.keys and job.slots[0] < self.shape.slots and not job.expired and not job.withdrawn
             for job in self._jobs()
+            if job.kind is JobKind.READ
         )
 
     def _judge(self, name: str, key: Key, answer: LookupResult) -> None:
@@ -340,7 +355,7 @@ class StackWorld:
             return
         assert answer is not LookupResult.HIT, "HIT for a chunk that is not there"
         coming = any(key in copy.keys for copy in self.stores if not copy.void) or self._arriving(key)
-        below = any(level.up and key in self.holds[level.name] for level in self.manager._chain.levels)
+        below = any(self._gives(level, key) for level in self.manager._chain.levels)
         if answer is LookupResult.HIT_PENDING:
             assert coming or below, "HIT_PENDING for a chunk that nobody has"
         else:
@@ -364,7 +379,7 @@ class StackWorld:
     def _used(self) -> Counter[int]:
         """Slot -> by how many copies and jobs it is used."""
         used = Counter(slot for copy in (*self.loads, *self.stores) for slot in copy.slots)
-        used.update(slot for job in self._jobs() for slot in job.slots)
+        used.update(slot for job in self._jobs() for slot in job.slots if slot < self.shape.slots)
         return used
 
     def _take_events(self) -> dict[str, list[Key]]:
@@ -432,11 +447,23 @@ class StackWorld:
         for slot in slots._free:
             assert not expected[slot], f"slot {slot} is free, and in use"
             pool.slot(slot)[:] = bytes([UNWRITTEN]) * CHUNK
-        reads = {slot for job in self._jobs() if job.kind is JobKind.READ for slot in job.slots}
+        reads = {
+            slot for job in self._jobs() if job.kind is JobKind.READ for slot in job.slots if slot in expected
+        }
         held = {slot for request in self.manager._requests for slot in request.held}
         assert len(reads | held) <= max(1, slots.capacity // 2), "promotions take more than half of primary"
-        writes = {slot for job in self._jobs() if job.kind is JobKind.WRITE for slot in job.slots}
+        writes = {
+            slot for job in self._jobs() if job.kind is JobKind.WRITE for slot in job.slots if slot in expected
+        }
         assert len(writes) <= max(1, slots.capacity // 2), "cascades take more than half of primary"
+
+    def _check_dropped(self, evicted: Sequence[Key]) -> None:
+        """What primary has evicted is in the tier that receives it then, or counted as dropped."""
+        if not self._demotes():
+            return
+        before, self._dropped = self._dropped, self.manager.get_stats().tiers[0].dropped
+        lost = [key for key in evicted if key not in self.holds["t0"]]
+        assert len(lost) <= self._dropped - before, "evicted, not in the tier below, and not counted"
 
     def _check_levels(self) -> None:
         for lane, level in zip(self.lanes, self.manager._chain.levels, strict=True):
@@ -491,6 +518,9 @@ class StackWorld:
             manager._promotion._waiters,
         )
         assert not any(kept) and not manager._promotion._holders and manager._promotion._waiting_holder is None
+        for pair in manager._demotion._pairs.values():
+            assert not pair._under_way and not getattr(pair, "_staged", ()), "a move is left"
+            assert len(getattr(pair, "_shelf", ())) in (0, _STAGING), "a staging slot is missing"
         found = manager._slots.victims(self.shape.slots)
         assert found is not None and len(found) == stats.tiers[0].chunks, "chunks that eviction does not find"
         for lane, level in zip(self.lanes, manager._chain.levels, strict=True):
@@ -518,11 +548,17 @@ class StackWorld:
     def _check_served(self) -> None:
         """What is there can be loaded, one request after the other."""
         for number, key in enumerate(dict.fromkeys(key for prompt in PROMPTS for key in prompt)):
-            there = any(key in held for held in self.holds.values())
-            sure = there and (key in self.holds["host"] or not any(fault.injected for fault in self.faults))
+            there = key in self.holds["host"] or any(
+                self._gives(level, key) for level in self.manager._chain.levels
+            )
+            sure = (
+                there
+                and "on_evict" not in self.shape.writes
+                and (key in self.holds["host"] or not any(fault.injected for fault in self.faults))
+            )
             name = f"last-{number}"
             self.begin(name, [key])
-            for _ in range(3 * there):
+            for _ in range(8 * there):
                 self.lookup(name, 0)
                 if self.hits[name]:
                     break
@@ -621,10 +657,14 @@ def _residency(level: Level) -> Residency:
 def _settings(shape: Shape) -> StackSettings:
     common = {"queue": shape.queue, "concurrency": shape.concurrency, "deadline": "2s"}
     tiers = [
-        MemorySettings.model_validate(common | {"name": f"t{place}", "capacity": chunks * CHUNK})
-        for place, chunks in enumerate(shape.capacities)
+        MemorySettings.model_validate(
+            common | {"name": f"t{place}", "capacity": chunks * CHUNK, "write": write, "promote": promote}
+        )
+        for place, (chunks, write, promote) in enumerate(
+            zip(shape.capacities, shape.writes, shape.promotes, strict=False)
+        )
     ]
-    host = HostSettings(capacity=(shape.slots + 1) * _STRIDE)
+    host = HostSettings(capacity=(shape.slots + 1) * _STRIDE, staging=(_STAGING + 1) * _STRIDE)
     return StackSettings.model_validate({"version": 1, "log_every": "0s", "tiers": (host, *tiers)})
 
 
