@@ -6,18 +6,16 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from kvcascade.errors import ConfigError, TierUnavailable
+from kvcascade.errors import ConfigError
 from kvcascade.tiers.envelope import FORMAT
+from kvcascade.tiers.files import TEMPORARY, disk_bytes, read_json, sync_folder, write_durably
 from kvcascade.types import Namespace
 
-from .files import TEMPORARY, disk_bytes, read_json, sync_folder, write_durably
 from .index import INDEX_NAME, LOCK_NAME
 from .marks import EPOCH_NAME, SESSION_NAME
 from .slabs import EXTENT_NAME
@@ -274,32 +272,3 @@ def make_folders(path: Path) -> None:
     if not path.is_dir():
         make_folders(path.parent)
         path.mkdir(0o700, exist_ok=True)
-
-
-def nearest_existing(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that is there."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
-@contextlib.contextmanager
-def mapped(path: Path) -> Iterator[None]:
-    """Turns errors of the file system into ours.
-
-    Raises:
-        ConfigError: it will fail again like this.
-        TierUnavailable: it may work later.
-    """
-    try:
-        yield
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise ConfigError(f"path: {error.filename or path} can't be used: {error.strerror}") from error
-    except OSError as error:
-        if error.errno in (errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP):
-            raise ConfigError(f"path: {error.filename or path} can't be used: {error.strerror}") from error
-        raise TierUnavailable(f"{error.filename or path} can't be used now: {error.strerror}") from error
-
-
-def free_bytes(path: Path) -> tuple[int, int]:
-    """(bytes free for this user, bytes in all) of the file system of `path`."""
-    usage = shutil.disk_usage(path)
-    return usage.free, usage.total

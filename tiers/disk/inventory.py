@@ -11,19 +11,17 @@ import numpy as np
 from kvcascade.configs.units import format_size
 from kvcascade.errors import ConfigError, TierError
 from kvcascade.tiers.base import Holding, Probe
+from kvcascade.tiers.blocks import block_size, direct_works
 from kvcascade.tiers.envelope import FORMAT, Flaw, parse
+from kvcascade.tiers.files import free_bytes, mapped, nearest_existing
 from kvcascade.types import Namespace
 
-from .blocks import block_size, direct_works
 from .folder import (
     EngineFolder,
     NamespaceFolder,
     engine_folders,
-    free_bytes,
     holder,
-    mapped,
     namespace_folders,
-    nearest_existing,
 )
 from .index import LmdbIndex
 from .marks import Epoch, Session

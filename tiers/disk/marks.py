@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from .files import read_json, write_durably
+from kvcascade.tiers.boot import boot_id
+from kvcascade.tiers.files import read_json, write_durably
 
-__all__ = ["EPOCH_NAME", "SESSION_NAME", "Epoch", "Session", "boot_id"]
+__all__ = ["EPOCH_NAME", "SESSION_NAME", "Epoch", "Session"]
 
 EPOCH_NAME = "epoch.json"
 SESSION_NAME = "session.json"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,3 @@ class Session:
     def index_is_whole(self) -> bool:
         """Whether the index can be trusted: it was synced, or the machine has not stopped since."""
         return self.clean or self.durability != "none" or (bool(self.boot) and self.boot == boot_id())
-
-
-def boot_id() -> str:
-    """Names this boot of the machine; "" where it can't be told."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""

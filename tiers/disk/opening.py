@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from kvcascade.configs.units import format_size
 from kvcascade.errors import ConfigError
 from kvcascade.tiers.base import OpenContext
+from kvcascade.tiers.blocks import block_size, direct_works
+from kvcascade.tiers.boot import boot_id
 from kvcascade.tiers.envelope import FORMAT
+from kvcascade.tiers.files import disk_bytes, free_bytes, mapped, nearest_existing
 from kvcascade.types import Namespace
 
-from .blocks import block_size, direct_works
-from .files import disk_bytes
-from .folder import COMPACTED_NAME, EngineFolder, NamespaceFolder, Others, free_bytes, mapped, nearest_existing
+from .folder import COMPACTED_NAME, EngineFolder, NamespaceFolder, Others
 from .index import LOCK_NAME, IndexDamaged, LmdbIndex
-from .marks import Epoch, Session, boot_id
+from .marks import Epoch, Session
 from .plan import QUARANTINED, Plan, plan
 from .quarantine import Quarantine
 from .recovery import Found, Scan, adopt, fit, shorten

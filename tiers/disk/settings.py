@@ -2,29 +2,20 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import AfterValidator, Field
+from typing import Literal
 
 from kvcascade.configs.schema import BoundedSettings
 from kvcascade.tiers.base import Holding, OpenContext, Probe, Tier, TierSettings
+from kvcascade.tiers.paths import FolderPath
 
 __all__ = ["DiskSettings"]
-
-
-def _absolute(path: str) -> str:
-    if not path.strip():
-        raise ValueError("is empty; expected a folder")
-    if "\0" in path:
-        raise ValueError("holds a zero byte; expected a folder")
-    return str(Path(path).expanduser().absolute())
 
 
 class DiskSettings(BoundedSettings, TierSettings):
     """A folder on a local disk. Several engines may name the same one: each takes a folder of its own in it."""
 
     type: Literal["disk"] = "disk"
-    path: Annotated[str, Field(description="a folder"), AfterValidator(_absolute)]
+    path: FolderPath
     durability: Literal["none", "flush", "fsync"] = "none"
     """What survives a power cut: `none`: what can be found again; `flush`: all but perhaps the last job; `fsync`:
     all that was reported stored."""

@@ -13,8 +13,18 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .blocks import MAX_CALL_BYTES, MAX_VIEWS, Frame, allocate, open_blocks, read_at, sync_data, write_at
-from .files import sync_folder
+from kvcascade.tiers.blocks import (
+    MAX_CALL_BYTES,
+    MAX_VIEWS,
+    Frame,
+    allocate,
+    open_blocks,
+    read_at,
+    sync_data,
+    write_at,
+)
+from kvcascade.tiers.files import sync_folder
+
 from .plan import EXTENT_PER_SLOT, Plan, extent_cost, footprint
 
 __all__ = ["EXTENT_NAME", "Extent", "Slabs", "Slot", "extents_in"]

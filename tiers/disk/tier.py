@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from kvcascade.errors import TierError, TierRefused, TierUnavailable
 from kvcascade.tiers.base import OpenContext, Tier
+from kvcascade.tiers.blocks import Frame, Scratch, framed
+from kvcascade.tiers.calls import Calls
 from kvcascade.tiers.envelope import Envelope, checksum, flaw_of, pack
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Outcome, Usage
 
-from .blocks import Frame, Scratch, framed
-from .calls import Calls
 from .index import Location
 from .ledger import Ledger
 from .marks import Epoch

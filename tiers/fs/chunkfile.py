@@ -6,9 +6,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import NamedTuple
 
-from kvcascade.tiers.disk.blocks import DIRECT, Scratch, framed, read_at, write_at
-from kvcascade.tiers.disk.files import sync_folder
+from kvcascade.tiers.blocks import DIRECT, Scratch, framed, read_at, write_at
 from kvcascade.tiers.envelope import Envelope, Flaw, checksum, flaw_of, pack, parse
+from kvcascade.tiers.files import sync_folder
 from kvcascade.types import Buffer, Key
 
 from .layout import BLOCK, GONE, Access, footprint

@@ -25,7 +25,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcascade.tiers.disk.files import sync_folder
+from kvcascade.tiers.files import sync_folder
 
 from .layout import GONE, Access
 

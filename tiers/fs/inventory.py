@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from kvcascade.configs.units import format_size
 from kvcascade.errors import ConfigError, TierError
 from kvcascade.tiers.base import Holding, Probe
-from kvcascade.tiers.disk.blocks import block_size, direct_works
-from kvcascade.tiers.disk.folder import free_bytes, mapped, nearest_existing
+from kvcascade.tiers.blocks import block_size, direct_works
+from kvcascade.tiers.files import free_bytes, mapped, nearest_existing
 from kvcascade.types import Namespace
 
 from .layout import (

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kvcascade.tiers.disk.files import read_json
 from kvcascade.tiers.envelope import HEADER_BYTES, Envelope, Flaw, parse
+from kvcascade.tiers.files import read_json
 from kvcascade.types import Entry, Key
 
 __all__ = [

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from kvcascade.errors import ConfigError, TierUnavailable
 from kvcascade.tiers.base import OpenContext
-from kvcascade.tiers.disk.files import sync_folder
-from kvcascade.tiers.disk.folder import mapped
 from kvcascade.tiers.envelope import FORMAT
+from kvcascade.tiers.files import mapped, sync_folder
 from kvcascade.types import Namespace
 
 from .chunkfile import direct_works

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvcascade.errors import TierUnavailable
 from kvcascade.tiers.base import OpenContext, Tier
-from kvcascade.tiers.disk.calls import Calls
+from kvcascade.tiers.calls import Calls
 from kvcascade.tiers.envelope import Envelope, checksum
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Outcome, Usage
 

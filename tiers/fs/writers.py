@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kvcascade.tiers.disk.marks import boot_id
+from kvcascade.tiers.boot import boot_id
 
 from .layout import GONE, Access, server_time, writers_folder
 

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from kvcascade.errors import ConfigError
 from kvcascade.testing import buffer, bytes_for, key_for
 from kvcascade.tiers import Holding, OpenContext, Tier
+from kvcascade.tiers import blocks as blocks_module
 from kvcascade.tiers.disk import DiskSettings
-from kvcascade.tiers.disk import blocks as blocks_module
 from kvcascade.types import Namespace, Outcome
 
 CHUNK = 64 << 10

@@ -13,8 +13,8 @@ import pytest
 from kvcascade.errors import ConfigError
 from kvcascade.testing import buffer, bytes_for, holds, key_for
 from kvcascade.tiers import OpenContext
+from kvcascade.tiers import boot as boot_module
 from kvcascade.tiers.disk import DiskSettings
-from kvcascade.tiers.disk import marks as marks_module
 from kvcascade.tiers.disk.tier import DiskTier
 from kvcascade.types import Entry, Key, Namespace, Outcome
 
@@ -352,7 +352,7 @@ def test_a_clean_close_is_trusted_after_another_boot(opener: Opener, monkeypatch
     tier = opener()
     store(tier, keys_of(1))
     tier.close()
-    monkeypatch.setattr(marks_module, "BOOT_ID", Path("/nowhere"))
+    monkeypatch.setattr(boot_module, "BOOT_ID", Path("/nowhere"))
     again = opener()
     assert again._scan is None
     assert found(again, keys_of(1)) == keys_of(1)

@@ -15,8 +15,8 @@ import pytest
 from kvcascade.errors import ClosedError, ConfigError, ProtocolError, TierUnavailable
 from kvcascade.testing import buffer, bytes_for, holds, key_for
 from kvcascade.tiers import OpenContext
+from kvcascade.tiers import blocks as blocks_module
 from kvcascade.tiers.disk import DiskSettings
-from kvcascade.tiers.disk import blocks as blocks_module
 from kvcascade.tiers.disk import marks as marks_module
 from kvcascade.tiers.disk.tier import DiskTier
 from kvcascade.types import Key, Namespace, Outcome, OutcomeKind

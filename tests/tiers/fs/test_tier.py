@@ -13,7 +13,7 @@ import pytest
 
 from kvcascade.errors import ClosedError, ConfigError, ProtocolError, TierUnavailable
 from kvcascade.testing import bytes_for, key_for
-from kvcascade.tiers.disk.blocks import DIRECT
+from kvcascade.tiers.blocks import DIRECT
 from kvcascade.tiers.envelope import FORMAT, Envelope, checksum, pack
 from kvcascade.tiers.fs.layout import BLOCK, NAMESPACE_NAME
 from kvcascade.types import Namespace, Outcome, OutcomeKind, Usage
