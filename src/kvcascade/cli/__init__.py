@@ -20,7 +20,7 @@ _COMMANDS = {
     "ls": "Show what each tier of a stack holds.",
     "clear": "Remove what the tiers of a stack hold.",
     "schema": "Print the JSON Schema of a stack.",
-    "simulate": "Play random histories of an engine over stacks, and check everything.",
+    "simulate": "Play random histories of an engine, and check everything.",
 }
 
 

@@ -3,6 +3,7 @@
 import logging
 import sys
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
@@ -36,7 +37,8 @@ def simulate(seeds: int, steps: int, seed: int, profile: str, progress: bool | N
     from kvcascade.testing.engine.workload import PROFILES, draw_actions, draw_case
 
     if profile not in PROFILES:
-        raise ConfigError(f"--profile: {profile!r} is not a profile; allowed: {', '.join(PROFILES)}")
+        near = "".join(f" did you mean {match!r}?" for match in get_close_matches(profile, PROFILES, n=1))
+        raise ConfigError(f"--profile: {profile!r} is not a profile;{near} allowed: {', '.join(PROFILES)}")
     _silence()
     cases = (draw_case(number, profile) for number in range(seed, seed + seeds))
     with _bar(seeds * steps, progress) as advance:
@@ -52,6 +54,8 @@ def simulate(seeds: int, steps: int, seed: int, profile: str, progress: bool | N
         click.echo(f"{seeds} histories of {steps} steps, seeds {seed} to {seed + seeds - 1}: everything held.")
         return
     _report(case, found)
+    again = f"kvcascade simulate --seed {case.seed} --seeds 1 --steps {steps} --profile {profile}"
+    click.echo(f"To see it again: {again}", err=True)
     raise SystemExit(1)
 
 

@@ -72,6 +72,8 @@ class Simulation:
         self._check()
 
     def close(self) -> None:
+        """Releases everything; checks nothing any more."""
+        self.stack.on_write = lambda job: None
         self.engine.shutdown()
         self.stack.close()
 

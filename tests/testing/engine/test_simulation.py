@@ -1,0 +1,203 @@
+"""Histories that must hold, and faults that must be found: each is planted, and the simulation has to see it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvcascade.connector import SchedulerAdapter, TransferWorker, coverage
+from kvcascade.connector.fences import Fences
+from kvcascade.testing.engine.shrink import shrink
+from kvcascade.testing.engine.simulation import Failure, play, shorten
+from kvcascade.testing.engine.workload import PROFILES, Action, Case, draw_actions, draw_case
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_histories_hold(profile: str) -> None:
+    for seed in range(4):
+        case = draw_case(seed, profile)
+        play(case, draw_actions(case, 150))
+
+
+def test_a_seed_is_a_history() -> None:
+    case = draw_case(7)
+    assert draw_case(7) == case and draw_actions(case, 50) == draw_actions(draw_case(7), 50)
+    assert draw_case(8) != case
+
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def no_fences(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#29870: a store reads a block that was handed to somebody else."""
+    patch.setattr(Fences, "end_step", lambda self: (self.allocated.clear(), self.flush.clear(), set())[2])
+
+
+def all_tokens_at_finish(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#54193: a stored block has a place that no pass has written."""
+    patch.setattr("kvcascade.connector.requests.written_tokens", lambda request, scheduled: request.num_tokens)
+
+
+def drafts_count(patch: pytest.MonkeyPatch) -> None:
+    """Drafts that may be rejected are taken for tokens."""
+    patch.setattr(
+        "kvcascade.connector.requests.written_tokens",
+        lambda request, scheduled: min(request.num_computed_tokens + scheduled, len(request.block_hashes) * 4),
+    )
+
+
+def nothing_at_finish(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#41704: the last full block of a request is never stored."""
+    written = coverage.written_tokens
+    patch.setattr(
+        "kvcascade.connector.requests.written_tokens",
+        lambda request, scheduled: 0 if request.is_finished() else written(request, scheduled),
+    )
+
+
+def early_stores(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#45704: a copy starts before the writing is done."""
+    start = TransferWorker.handle_preemptions
+
+    def handle_preemptions(self: TransferWorker, metadata: Any) -> None:
+        start(self, metadata)
+        stores, metadata.stores = metadata.stores, []
+        for transfer in stores:
+            self._start(transfer, None)
+            self._running[transfer.job].wait()
+
+    patch.setattr(TransferWorker, "handle_preemptions", handle_preemptions)
+
+
+def one_rank_is_enough(patch: pytest.MonkeyPatch) -> None:
+    """A job is over when the first worker has reported it."""
+    update = SchedulerAdapter.update_connector_output
+
+    def update_connector_output(self: SchedulerAdapter, report: Any) -> Any:
+        report.ended = {
+            job: self._jobs._workers for job in report.ended if job in self._jobs._live or job in self._jobs._void
+        }
+        return update(self, report)
+
+    patch.setattr(SchedulerAdapter, "update_connector_output", update_connector_output)
+
+
+def failures_are_kept_quiet(patch: pytest.MonkeyPatch) -> None:
+    """A chunk that one worker could not copy counts as stored."""
+    update = SchedulerAdapter.update_connector_output
+
+    def update_connector_output(self: SchedulerAdapter, report: Any) -> Any:
+        report.failed.clear()
+        return update(self, report)
+
+    patch.setattr(SchedulerAdapter, "update_connector_output", update_connector_output)
+
+
+def windows_keep_what_they_let_go(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#42959: a sliding window's block is stored after it was given to somebody else."""
+    patch.setattr(SchedulerAdapter, "_disown", lambda self, grown: None)
+
+
+def nobody_waits_for_jobs(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#46014: a preempted request comes back while its stores are running."""
+    match = SchedulerAdapter.get_num_new_matched_tokens
+
+    def get_num_new_matched_tokens(self: SchedulerAdapter, request: Any, computed: int) -> Any:
+        state = self._state(request.request_id, "")
+        jobs, state.jobs = state.jobs, set()
+        try:
+            return match(self, request, computed)
+        finally:
+            state.jobs = jobs
+
+    patch.setattr(SchedulerAdapter, "get_num_new_matched_tokens", get_num_new_matched_tokens)
+
+
+def finish_comes_before_the_last_offer(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#49635: the manager is told of the finish, and then offered the last chunk."""
+    finish = SchedulerAdapter.request_finished
+
+    def request_finished(self: SchedulerAdapter, request: Any) -> bool:
+        state = self._running.get(request.request_id)
+        answer = finish(self, request)
+        if state:
+            self._manager.on_request_finished(state.context)
+        return answer
+
+    patch.setattr(SchedulerAdapter, "request_finished", request_finished)
+
+
+def reset_forgets_the_manager(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#57727: after a change of weights, old KV is served."""
+    reset = SchedulerAdapter.reset_cache
+
+    def reset_cache(self: SchedulerAdapter, scope: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return reset(self, "primary", *args, **kwargs)
+
+    patch.setattr(SchedulerAdapter, "reset_cache", reset_cache)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        no_fences,
+        all_tokens_at_finish,
+        drafts_count,
+        nothing_at_finish,
+        early_stores,
+        one_rank_is_enough,
+        failures_are_kept_quiet,
+        windows_keep_what_they_let_go,
+        nobody_waits_for_jobs,
+        finish_comes_before_the_last_offer,
+        reset_forgets_the_manager,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_planted_fault_is_found(plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert next(failures(), None) is not None
+
+
+def tight(seed: int) -> Case:
+    """A case in which blocks and slots are scarce and hashes late, so that much is stored late or not at all."""
+    case = draw_case(seed, "calm")
+    window = (5,) if seed % 4 else (0,)
+    engine = replace(case.engine, windows=window, blocks=26, drafts=0, draft_groups=(), blocks_per_chunk=1)
+    return replace(case, engine=engine, stack=replace(case.stack, slots=4), hashes_late=3)
+
+
+def failures() -> Iterator[tuple[Case, Failure]]:
+    for seed in range(60):
+        case = draw_case(seed) if seed % 2 else tight(seed)
+        try:
+            play(case, draw_actions(case, 200))
+        except Failure as failure:
+            yield case, failure
+
+
+def test_a_failure_is_shortened_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing_at_finish(monkeypatch)
+    case, failure = next(failures())
+    shortest = shorten(case, failure)
+    assert shortest.kind == failure.kind
+    assert len(shortest.actions) < len(failure.actions) / 2
+    with pytest.raises(Failure):
+        play(case, shortest.actions)
+    for place in range(len(shortest.actions)):
+        rest = shortest.actions[:place] + shortest.actions[place + 1 :]
+        assert kind_of(case, rest) != failure.kind, "an action that is not needed"
+
+
+def kind_of(case: Case, actions: list[Action]) -> tuple[str, str] | None:
+    try:
+        play(case, actions)
+    except Failure as failure:
+        return failure.kind
+    return None
+
+
+def test_shrinking_finds_the_smallest_part() -> None:
+    assert shrink(range(100), lambda part: {3, 57} <= set(part)) == [3, 57]
+    assert shrink([1], lambda part: True) == [1]
