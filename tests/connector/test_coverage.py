@@ -111,6 +111,17 @@ def test_what_was_stored_is_found_again(groups: list[GroupSpec], prompt: int) ->
     assert found is not None and found >= min(expected, prompt)
 
 
+def test_no_hit_ends_inside_a_windows_chunk_of_several_blocks() -> None:
+    """The window let go of the chunk's first block before the chunk was full: nothing right is in its place."""
+    groups = [GroupSpec(2), GroupSpec(2, blocks_per_chunk=2, window=2, index=1)]
+    chunks = store_token_by_token(groups, 8)
+    asked = state(groups, 9)
+    assert chunks[asked.groups[1].keys[1]] == (NO_BLOCK, 4)
+    del chunks[asked.groups[0].keys[3]]
+    manager: Any = Answers(chunks)
+    assert Lookup(manager, groups).boundary(asked) == 4
+
+
 @pytest.mark.parametrize(
     ("tokens", "blocks", "keys", "hold_back", "expected"),
     [(24, 4, 5, False, 4), (24, 6, 5, False, 5), (23, 6, 6, False, 5), (24, 6, 6, True, 5), (3, 6, 6, True, 0)],
