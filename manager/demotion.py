@@ -87,7 +87,8 @@ class _Pair(ABC):
         return bool(self._under_way) or (self.below is not None and self.below.moving)
 
     def advance(self, now: float) -> None:
-        capacity, spare, clean = self._fullness()
+        capacity, free, clean = self._fullness()
+        spare = free + clean + len(self._under_way)
         fewest = ceil(capacity * (1 - self._watermarks.high))
         wanted = max(fewest, ceil(capacity * (1 - self._watermarks.low)))
         if spare >= fewest or not self.lower.up:
@@ -146,7 +147,7 @@ class _Pair(ABC):
 
     @abstractmethod
     def _fullness(self) -> tuple[int, int, int]:
-        """In chunks: the upper tier's capacity, how many are free or clean, how many are clean."""
+        """In chunks: the upper tier's capacity, how many are free, how many are clean."""
 
     @abstractmethod
     def _coldest(self, count: int) -> list[Key]:
@@ -172,7 +173,7 @@ class _FromPrimary(_Pair):
         self._stats = primary.stats
 
     def _fullness(self) -> tuple[int, int, int]:
-        return self._slots.capacity, self._slots.free + self._slots.clean, self._slots.clean
+        return self._slots.capacity, self._slots.free, self._slots.clean
 
     def _coldest(self, count: int) -> list[Key]:
         return [self._slots.key(slot) for slot in self._slots.coldest(count)]
@@ -270,8 +271,7 @@ class _FromLevel(_Pair):
     def _fullness(self) -> tuple[int, int, int]:
         residency, size = self._residency, self._residency.size_of(self._upper.chunk_bytes)
         capacity = residency.capacity or 0
-        clean = residency.clean
-        return capacity // size, max(0, capacity - residency.bytes) // size + clean, clean
+        return capacity // size, max(0, capacity - residency.bytes) // size, residency.clean
 
     def _coldest(self, count: int) -> list[Key]:
         return self._residency.coldest(count)

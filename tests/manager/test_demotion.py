@@ -150,3 +150,20 @@ def test_what_the_tier_below_has_lost_meanwhile_moves_there_once_more(stack: Mak
     gone = [key for key in copied if s.manager._slots.find(key) < 0]
     assert gone
     assert all(s.manager._chain.levels[0].holds(key) for key in gone)
+
+
+def test_copies_under_way_count_as_room_so_that_no_more_is_copied_than_the_watermarks_ask_for(stack: Make) -> None:
+    """Each step began to copy more, for as long as the first copies took."""
+    s = stack(slots=40, write="on_evict", deadline="1h")
+    for start in range(0, 32, 8):
+        _store(s, f"r{start}", KEYS[start : start + 8])
+    s.gates[0].shut()
+    ctx = s.begin("fills it")
+    s.store(ctx, KEYS[32:40])
+    s.finish(ctx)
+    s.step(50)
+    assert s.manager._chain.levels[0].pinned == 4, "a tenth of primary"
+    s.gates[0].open()
+    s.settle()
+    s.step(5)
+    assert s.manager.get_stats().tiers[1].written == 4
