@@ -498,6 +498,8 @@ class StackWorld:
         self.switch_faults(False)
         for _ in range(3):
             self._calm(3.0)
+        for _ in range(20):  # moves down take a few steps each
+            self._calm(0.0)
         self._check_nothing_left()
         self._check_content()
         self._check_served()
