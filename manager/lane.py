@@ -22,6 +22,7 @@ logger = logging.getLogger("kvcascade.lane")
 _IDLE_WAIT = 0.5
 _MAINTAIN_EVERY = 2.0
 _MAINTAIN_BUDGET = 0.05
+_MAINTAIN_BUDGET_BESIDE = 0.25  # where other threads of the lane go on meanwhile
 
 
 class Lane(Protocol):
@@ -294,7 +295,7 @@ class ThreadLane:
 
     def _maintain(self) -> None:
         try:
-            changes = self._tier.maintain(_MAINTAIN_BUDGET)
+            changes = self._tier.maintain(_MAINTAIN_BUDGET if len(self._threads) == 1 else _MAINTAIN_BUDGET_BESIDE)
         except Exception as error:  # housekeeping is tried again; the jobs tell whether the tier works
             logger.debug("housekeeping of tier %r failed: %s", self._name, error)
             return

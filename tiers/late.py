@@ -13,7 +13,7 @@ __all__ = ["LateTier"]
 
 class LateTier(Tier):
     """Is unavailable until `exists` is asked for, as by a probe whether the tier is back, and the tier can be
-    opened then. What it holds is told by the next `maintain`.
+    opened then. What a private one holds is told by the next `maintain`.
 
     Notes:
         `_lock` covers opening and closing, so that a tier is opened once; calls run with the lock released.
@@ -57,7 +57,7 @@ class LateTier(Tier):
         if self._tier is None:
             return Changes()
         changes = self._tier.maintain(budget)
-        if not self._untold:
+        if not self._untold or self.capabilities.shared:
             return changes
         self._untold = False
         return Changes((*self._tier.entries(), *changes.appeared), changes.vanished)

@@ -161,7 +161,7 @@ def _open(settings: SecondarySettings, context: OpenContext, where: str) -> tupl
 
 def _capabilities(settings: SecondarySettings) -> Capabilities:
     """Those of a tier that is not open yet, as far as its settings tell."""
-    if isinstance(settings, SharedSettings):
+    if isinstance(settings, SharedSettings) and not getattr(settings, "exclusive", False):
         return Capabilities(persistent=True, shared=True)
     return Capabilities(persistent=True, bounded=getattr(settings, "capacity", None) is not None)
 
