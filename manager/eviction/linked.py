@@ -23,6 +23,8 @@ class LinkedLists:
         self._next = self._prev.copy()
         self._stamps = [0] * len(self._prev)
         self._clock = 0
+        self._returned = [*range(lists)]
+        """Of each list, the place that came back last, or the sentinel: the next one often belongs beside it."""
 
     def __contains__(self, entry: int) -> bool:
         """Whether the entry is in some list and not parked."""
@@ -35,10 +37,8 @@ class LinkedLists:
         place = entry + self._lists
         if place >= len(following):
             self._grow(place + 1 - len(following))
-        after = following[place]
-        if after >= 0:
-            before = prev[place]
-            following[before], prev[after] = after, before
+        if following[place] >= 0:
+            self._unlink(place)
         before = prev[which]
         prev[place], following[place] = before, which
         following[before] = prev[which] = place
@@ -79,12 +79,17 @@ class LinkedLists:
         if place >= len(self._next) or self._next[place] != _PARKED:
             return
         stamps, stamp = self._stamps, self._stamps[place]
-        after = self._next[which]
+        after = self._returned[which]
+        if after == which:
+            after = self._next[which]
         while after != which and stamps[after] < stamp:
             after = self._next[after]
         before = self._prev[after]
+        while before != which and stamps[before] > stamp:
+            before = self._prev[before]
+        after = self._next[before]
         self._prev[place], self._next[place] = before, after
-        self._next[before] = self._prev[after] = place
+        self._next[before] = self._prev[after] = self._returned[which] = place
 
     def append(self, which: int, source: int) -> None:
         """All entries of `source` to the hot end of this list."""
@@ -94,9 +99,12 @@ class LinkedLists:
         before = self._prev[which]
         self._next[before], self._prev[first] = first, before
         self._next[last], self._prev[which] = which, last
-        self._next[source] = self._prev[source] = source
+        self._next[source] = self._prev[source] = self._returned[source] = source
 
     def _unlink(self, place: int) -> None:
+        if place in self._returned:
+            which = self._returned.index(place)
+            self._returned[which] = which
         before, after = self._prev[place], self._next[place]
         self._next[before], self._prev[after] = after, before
 

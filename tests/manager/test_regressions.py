@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvcascade.manager.eviction import LruPolicy
 from kvcascade.testing.stack_world import PROMPTS, Shape, StackWorld
 
 World = Callable[..., StackWorld]
@@ -179,3 +180,27 @@ def test_a_chunk_stored_while_it_leaves_a_tier_gets_there_when_it_is_used_again(
     w.step()
     w.step()
     assert w.holds["t0"] == set(FIRST)
+
+
+def test_chunks_that_were_passed_over_come_back_at_the_cost_of_their_number() -> None:
+    """Three prompts, HIT in one step in which room was made, held the end of that step up for seconds."""
+    policy, prompts = LruPolicy(3000), [range(start, start + 1000) for start in range(0, 3000, 1000)]
+    stamps = policy._order._stamps = _CountingList([0] * len(policy._order._stamps))
+    for prompt in prompts:
+        for entry in reversed(prompt):
+            policy.insert(entry, b"")
+    assert policy.victims(1, lambda entry: True) == []
+    stamps.reads = 0
+    for prompt in prompts:
+        for entry in prompt:
+            policy.release(entry)
+    assert stamps.reads < 10 * 3000
+    assert policy.victims(3000, lambda entry: False) == [entry for prompt in prompts for entry in reversed(prompt)]
+
+
+class _CountingList(list[int]):
+    reads = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(place)
