@@ -23,8 +23,10 @@ class LinkedLists:
         self._next = self._prev.copy()
         self._stamps = [0] * len(self._prev)
         self._clock = 0
-        self._returned = [*range(lists)]
-        """Of each list, the place that came back last, or the sentinel: the next one often belongs beside it."""
+        self._returned: dict[int, int] = {}
+        """List -> the place that came back last and is still there: the next one often belongs beside it."""
+        self._returned_to: dict[int, int] = {}
+        """The same the other way round."""
 
     def __contains__(self, entry: int) -> bool:
         """Whether the entry is in some list and not parked."""
@@ -79,9 +81,7 @@ class LinkedLists:
         if place >= len(self._next) or self._next[place] != _PARKED:
             return
         stamps, stamp = self._stamps, self._stamps[place]
-        after = self._returned[which]
-        if after == which:
-            after = self._next[which]
+        after = self._returned.get(which, self._next[which])
         while after != which and stamps[after] < stamp:
             after = self._next[after]
         before = self._prev[after]
@@ -89,7 +89,9 @@ class LinkedLists:
             before = self._prev[before]
         after = self._next[before]
         self._prev[place], self._next[place] = before, after
-        self._next[before] = self._prev[after] = self._returned[which] = place
+        self._next[before] = self._prev[after] = place
+        self._forget(which)
+        self._returned[which], self._returned_to[place] = place, which
 
     def append(self, which: int, source: int) -> None:
         """All entries of `source` to the hot end of this list."""
@@ -99,14 +101,19 @@ class LinkedLists:
         before = self._prev[which]
         self._next[before], self._prev[first] = first, before
         self._next[last], self._prev[which] = which, last
-        self._next[source] = self._prev[source] = self._returned[source] = source
+        self._next[source] = self._prev[source] = source
+        self._forget(source)
 
     def _unlink(self, place: int) -> None:
-        if place in self._returned:
-            which = self._returned.index(place)
-            self._returned[which] = which
+        if place in self._returned_to:
+            self._forget(self._returned_to[place])
         before, after = self._prev[place], self._next[place]
         self._next[before], self._prev[after] = after, before
+
+    def _forget(self, which: int) -> None:
+        place = self._returned.pop(which, None)
+        if place is not None:
+            del self._returned_to[place]
 
     def _grow(self, places: int) -> None:
         self._prev += [_ABSENT] * places
