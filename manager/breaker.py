@@ -41,6 +41,11 @@ class Breaker:
         if self.state is BreakerState.HALF_OPEN or self._in_a_row >= self._failures:
             self.open(now)
 
+    def untried(self) -> None:
+        """The trial was taken back before it began: another one may begin."""
+        if self.state is BreakerState.HALF_OPEN:
+            self.state = BreakerState.OPEN
+
     def open(self, now: float) -> None:
         """The tier is down, whatever was counted."""
         self.state = BreakerState.OPEN

@@ -91,7 +91,8 @@ class Cascade:
         """
         submitted: list[Key] = []
         self._chain.expire(level, keys)
-        new = [keys[place] for place in level.residency.absent(keys)]
+        absent = (keys[place] for place in level.residency.absent(keys))
+        new = [key for key in absent if key not in level.being_deleted]
         new = new[: self._room(level, new)]
         for start in range(0, len(new), level.job_chunks):
             part = new[start : start + level.job_chunks]

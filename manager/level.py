@@ -70,6 +70,8 @@ class Level:
         self._running = 0
         """Jobs that have not ended."""
         self._generation = 0
+        self.being_deleted: set[Key] = set()
+        """Keys that nobody knows to be here, and that a job deletes just in case: not to be written meanwhile."""
         self._missed: dict[Key, None] = {}
         self._doubtful: dict[Key, None] = {}
         self._breaker = Breaker(settings.breaker.failures, settings.breaker.probe_every)
@@ -160,7 +162,9 @@ class Level:
         self._running += 1
         if job.kind is JobKind.WRITE:
             self.pinned += len(job.keys)
-            job.victims = [*job.victims, *self._take_doubtful(job)]
+            doubtful = self._take_doubtful(job)
+            self.being_deleted.update(doubtful)
+            job.victims = [*job.victims, *doubtful]
         if job.owner:
             self.awaited += 1
         self.lane.submit(job)
@@ -180,6 +184,7 @@ class Level:
         self._time(report)
         if job.kind is JobKind.WRITE:
             self.pinned -= len(job.keys)
+            self.being_deleted.difference_update(job.victims)
         if job.generation != self._generation:
             return Moved()
         settle = {JobKind.READ: self._has_read, JobKind.WRITE: self._has_written, JobKind.PROBE: self._has_probed}
@@ -254,6 +259,8 @@ class Level:
     def _judge(self, report: Report, now: float) -> None:
         """Tells the breaker how it went."""
         if not report.ran and not report.late:
+            if report.job.kind is JobKind.PROBE:
+                self._breaker.untried()
             return
         if any(outcome.kind is OutcomeKind.FAILED for outcome in report.outcomes):
             self._breaker.failed(now)

@@ -166,3 +166,47 @@ def test_a_tier_that_is_not_there_at_the_start_comes_later_with_what_it_holds(
     assert late.tries == 2
     s.check_at_rest()
     s.manager.shutdown()
+
+
+def test_a_probe_that_is_taken_back_leaves_the_way_open_for_the_next(stack: Make) -> None:
+    """A reset withdrew the one probe that could have told that the tier is back; it stayed down for good."""
+    s = stack(slots=8, concurrency=1, breaker={"failures": 1, "probe_every": "5s"}, deadline="1h")
+    s.gates[0].shut()
+    s.faults[0].down = True
+    ctx = s.begin("r")
+    s.store(ctx, KEYS[:1])
+    s.finish(ctx)
+    first = s.gates[0].wait_for("write")
+    s.manager._chain.levels[0].begin_down(s.clock())
+    s.step()
+    s.clock.advance(5.1)
+    s.step()
+    assert s.manager.get_stats().tiers[1].queue == 2, "the probe waits for the only thread"
+    s.manager.reset_cache("primary", timeout=0.0)
+    s.faults[0].down = False
+    first.release()
+    s.gates[0].open()
+    s.clock.advance(5.1)
+    s.until(lambda: s.manager.get_stats().tiers[1].up, "the tier does not come back")
+
+
+def test_what_is_being_deleted_just_in_case_is_not_written_meanwhile(stack: Make) -> None:
+    """The chunk was written, and deleted by a job from before: known to be there, and gone."""
+    s = stack(slots=16, concurrency=2, breaker={"failures": 100}, deadline="1h")
+    s.faults[0].down = True
+    s.serve("fails, and may have been stored", KEYS[:1])
+    s.faults[0].down = False
+    s.manager.reset_cache("primary")
+    s.gates[0].shut()
+    ctx = s.begin("r")
+    s.store(ctx, KEYS[1:2])
+    deletes = s.gates[0].wait_for("write")
+    s.store(ctx, KEYS[:1])
+    s.step()
+    assert s.gates[0].waiting == [deletes]
+    s.gates[0].open()
+    s.settle()
+    s.manager.touch(KEYS[:1], ctx)
+    s.finish(ctx)
+    s.settle()
+    assert [s.faults[0].inner.exists([key]) for key in KEYS[:2]] == [[True], [True]]
