@@ -214,14 +214,17 @@ class Bench:
         assert asynchronous == bool(found)
         return found
 
-    def load(self, request: Request, blocks: Any, tokens: int, cached: int = 0) -> None:
-        """Allocates these blocks for a load of `tokens`; the first `cached` of each group are the engine's own."""
+    def load(self, request: Request, blocks: Any, tokens: int, cached: int = 0, held: Sequence[int] = ()) -> None:
+        """Allocates these blocks for a load of `tokens`. The engine has the content of the first `cached` of each
+        group, and of those at the places `held`."""
         tables = self._tables(blocks)
         request.tables = [list(table) for table in tables]
         given = [
             [
                 SimpleNamespace(
-                    block_id=block, is_null=block == NO_BLOCK, block_hash=b"h" if at < cached else None
+                    block_id=block,
+                    is_null=block == NO_BLOCK,
+                    block_hash=b"h" if at < cached or at in held else None,
                 )
                 for at, block in enumerate(table)
             ]

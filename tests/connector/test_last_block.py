@@ -288,7 +288,7 @@ def test_hashes_that_the_engine_takes_back_leave_no_key(bench: Make) -> None:
     b.query(r)
     b.step(b.run(r, 10, [1, 2, 3]))
     r.say(100, 101)
-    b.step()
+    b.step(b.run(r, 0))
     r.tokens[9:] = [200, 201, 202, 203]
     r.num_computed_tokens = 9
     b.step(b.run(r, 4, [4]))

@@ -60,6 +60,29 @@ def test_what_the_engine_has_itself_is_not_loaded(bench: Make) -> None:
     b.check_device(r, 8, 16)
 
 
+def test_a_block_whose_content_the_engine_has_is_not_written(bench: Make) -> None:
+    """It may be another request's, too."""
+    b = bench()
+    store(b, 16, [1, 2, 3, 4])
+    r = b.request("again", 16)
+    assert b.query(r) == 16
+    b.load(r, [11, 12, 3, 14], 16, held=[2])
+    (transfer,) = b.step().loads
+    assert [chunk.blocks for chunk in transfer.chunks] == [(11,), (12,), (14,)]
+    b.deliver()
+    b.check_device(r, 0, 16)
+
+
+def test_what_was_loaded_is_not_offered(bench: Make) -> None:
+    b = bench()
+    store(b, 8, [1, 2])
+    r = b.request("again", 12)
+    assert b.serve(r, [11, 12, 13]) == 8
+    before = len(b.offered())
+    b.step(b.run(r, 4))
+    assert b.offered()[before:] == b.keys(r)[2:]
+
+
 def test_a_hit_of_the_engine_that_ends_inside_a_block_gets_nothing_on_top(bench: Make) -> None:
     b = bench()
     store(b, 16, [1, 2, 3, 4])
@@ -164,6 +187,7 @@ def test_less_than_a_chunk_is_not_worth_a_load(bench: Make) -> None:
     store(b, 32, list(range(1, 9)))
     assert b.query(b.request("again", 16), 8) == 0
     assert b.query(b.request("longer", 32), 8) == 24
+    assert b.query(b.request("other tail", [*range(16), *range(70, 86)]), 8) == 0
 
 
 # What bounds a load
@@ -283,9 +307,10 @@ def test_what_was_stored_is_found_again(bench: Make, groups: list[GroupSpec], ge
     assert found is not None and found >= 36
 
 
-def test_the_chunk_after_a_draft_models_hit_must_be_there_too(bench: Make) -> None:
+@pytest.mark.parametrize("window", [None, 8])
+def test_the_chunk_after_a_draft_models_hit_must_be_there_too(bench: Make, window: int | None) -> None:
     """What its layers hold for a chunk's last token depends on the token after it."""
-    b = bench(GroupSpec(4), GroupSpec(4, draft=True, index=1))
+    b = bench(GroupSpec(4), GroupSpec(4, draft=True, window=window, index=1))
     store(b, 16, [[1, 2, 3, 4], [11, 12, 13, 14]])
     assert b.query(b.request("same prompt", 16)) == 12
     assert b.query(b.request("other token after the second chunk", [*range(8), 70, 71, 72, 73])) == 4
