@@ -228,11 +228,14 @@ class Level:
         return Moved()
 
     def _squeeze(self, report: Report, now: float) -> None:
-        """A private tier that refuses has less room than it said: believed for half a minute."""
-        refused = any(outcome.kind is OutcomeKind.REFUSED for outcome in report.outcomes)
-        if refused and isinstance(self.residency, Residency):
+        """A private tier that refuses twice in half a minute has less room than it said: believed for as long."""
+        if not isinstance(self.residency, Residency) or not any(
+            outcome.kind is OutcomeKind.REFUSED for outcome in report.outcomes
+        ):
+            return
+        if now < self._squeezed_until:
             self.residency.squeeze()
-            self._squeezed_until = now + _SQUEEZED_FOR
+        self._squeezed_until = now + _SQUEEZED_FOR
 
     def _time(self, report: Report) -> None:
         if report.ran and report.job.kind is not JobKind.PROBE:

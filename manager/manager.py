@@ -196,15 +196,18 @@ class SecondaryTierManager:
     def prepare_store(self, keys: Sequence[Key], ctx: RequestContext) -> StoreOffer | None:
         """Slots for those of these chunks that are neither here nor on their way; the head of the prompt first.
 
-        None where they do not all fit now: the offer may be made again. Making room evicts, but never a chunk of
-        the same request: a prompt larger than the pool keeps its head.
+        None where they do not all fit now, or where a transfer begun before a reset still uses a slot of one of
+        them: the offer may be made again. Making room evicts, but never a chunk of the same request: a prompt
+        larger than the pool keeps its head.
         """
         self._begin_step()
         request = self._requests.get(ctx, "prepare_store")
         request.waiting_since = None  # who stores runs, and waits no longer
         request.keys.update(dict.fromkeys(keys))
-        new = [key for key in dict.fromkeys(keys) if self._storable(key)]
-        victims = self._slots.victims(len(new), spare=request.keys)
+        new = [key for key in dict.fromkeys(keys) if self._slots.find(key) < 0]
+        victims = None
+        if not any(map(self._slots.quarantined, new)):
+            victims = self._slots.victims(len(new), spare=request.keys)
         if victims is None or self._held(victims):
             self._primary.refuse(new)
             return None
@@ -285,6 +288,7 @@ class SecondaryTierManager:
         """
         self._begin_step()
         scope = scope or self._reset_scope
+        end = time.monotonic() + timeout
         self._chain.drain(timeout)
         self._read_results(overdue=inf)
         for request in self._requests:
@@ -302,7 +306,11 @@ class SecondaryTierManager:
         for request in self._requests.ending:
             self._end_if_over(request)
         names = tuple(level.name for level in self._chain.levels)
-        failed = self._chain.void(weights_version, timeout, self._now) if scope == "all" else {}
+        failed = (
+            self._chain.void(weights_version, max(timeout / 10, end - time.monotonic()), self._now)
+            if scope == "all"
+            else {}
+        )
         cleared = tuple(name for name in names if name not in failed) if scope == "all" else ()
         return ResetReport(
             cleared=(self._primary.stats.name, *cleared),
@@ -404,9 +412,6 @@ class SecondaryTierManager:
     def _held(self, victims: Sequence[int]) -> bool:
         """Whether these slots are needed for chunks that are just being moved down."""
         return bool(victims) and self._cascade.hold(None, [self._slots.key(slot) for slot in victims], self._now)
-
-    def _storable(self, key: Key) -> bool:
-        return self._slots.find(key) < 0 and not self._slots.quarantined(key)
 
     def _finish_store(self, request: Request, keys: Sequence[Key], success: bool) -> None:
         for key in keys:

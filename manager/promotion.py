@@ -74,8 +74,7 @@ class Promotion:
             self._holders[slot] -= 1
             if not self._holders[slot]:
                 del self._holders[slot]
-        if self._waiting_holder is request and not request.held:
-            self._waiting_holder = None
+        self._free_holder(request)
 
     def drop(self, request: Request) -> None:
         """The request has ended. What is on its way for it still arrives, and stays as long as others leave it."""
@@ -205,6 +204,12 @@ class Promotion:
             request.sources.pop(key, None)
             if not elsewhere:
                 request.turned_down[key] = reason
+            self._free_holder(request)
+
+    def _free_holder(self, request: Request) -> None:
+        """Another request may wait for room while it holds pins, where this one holds none any more."""
+        if self._waiting_holder is request and not request.held and not request.promoting:
+            self._waiting_holder = None
 
 
 def _reason(outcome: Outcome, late: bool) -> MissReason:

@@ -1,6 +1,8 @@
 """Makes a tier's content void, however long that takes."""
 
 from concurrent.futures import Future
+from functools import partial
+from threading import Lock
 
 from kvcascade.tiers import Tier
 
@@ -25,6 +27,8 @@ class Voiding:
         self._stragglers = False
         self._apart = False
         self._again_at = 0.0
+        self._turn = 0
+        self._moving = Lock()
 
     @property
     def under_way(self) -> bool:
@@ -59,5 +63,11 @@ class Voiding:
         return True
 
     def _move(self) -> "Future[None]":
-        epoch = "" if self._apart else self._epoch
-        return self._lane.run(lambda: self._tier.move_to(epoch))
+        self._turn += 1
+        return self._lane.run(partial(self._move_in_turn, "" if self._apart else self._epoch, self._turn))
+
+    def _move_in_turn(self, epoch: str, turn: int) -> None:
+        """On a thread of the lane: one at a time, and none that a later one has overtaken."""
+        with self._moving:
+            if turn == self._turn:
+                self._tier.move_to(epoch)

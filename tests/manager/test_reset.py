@@ -67,8 +67,9 @@ def test_slots_under_a_copy_of_the_engine_are_quarantined(stack: Make) -> None:
     report = s.manager.reset_cache()
     assert report.quarantined == 3 and s.manager.get_stats().free_slots == 5
     assert s.manager.match_prefix(KEYS[:4], ctx) == (0, False), "a number, not 'wait'"
-    offer = s.offer(ctx, KEYS[:4])
-    assert offer is not None and offer.keys == KEYS[1:2], "keys under a copy can't be stored again yet"
+    assert s.offer(ctx, KEYS[:4]) is None, "keys under a copy can't be stored again yet"
+    offer = s.offer(ctx, KEYS[1:2])
+    assert offer is not None and offer.keys == KEYS[1:2]
     s.manager.complete_store(KEYS[2:4], ctx)
     s.manager.complete_load(KEYS[:1], ctx)
     assert s.manager.lookup(KEYS[2], ctx) is LookupResult.MISS
@@ -111,7 +112,10 @@ def test_a_late_write_of_the_old_epoch_is_not_served(stack: Make) -> None:
     assert report.failed == {"t0": "a transfer that was begun before has not ended"}
     s.finish(ctx)
     s.epoch = "new"
-    assert s.serve("meanwhile the tier is down", KEYS[:2]) == 0
+    meanwhile = s.begin("meanwhile the tier is down")
+    assert s.manager.match_prefix(KEYS[:2], meanwhile) == (0, False)
+    assert s.offer(meanwhile, KEYS[:2]) is None, "the write still reads their slots"
+    s.finish(meanwhile)
     write.release()
     s.gates[0].open()
     write.wait_done()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .driver import Driver, ManualClock
     from .guard import GuardTier, IOViolation, forbid_io
     from .leaks import no_leaks
+    from .stack_machine import StackStateMachine
     from .state_machine import TierStateMachine
     from .wrappers import Call, FaultTier, GateTier, LatencyTier, TierWrapper
 
@@ -32,6 +33,7 @@ __all__ = [
     "IOViolation",
     "LatencyTier",
     "ManualClock",
+    "StackStateMachine",
     "TierConformance",
     "TierStateMachine",
     "TierWrapper",
@@ -55,6 +57,7 @@ _HOMES = {
     "IOViolation": "guard",
     "LatencyTier": "wrappers",
     "ManualClock": "driver",
+    "StackStateMachine": "stack_machine",
     "TierConformance": "conformance",
     "TierStateMachine": "state_machine",
     "TierWrapper": "wrappers",
@@ -66,7 +69,7 @@ _HOMES = {
     "key_for": "bytes",
     "no_leaks": "leaks",
 }
-_OF_PYTEST = {"conformance", "leaks", "state_machine"}
+_OF_PYTEST = {"conformance", "leaks", "stack_machine", "state_machine"}
 
 
 def __getattr__(name: str) -> Any:

@@ -369,6 +369,8 @@ class StackWorld:
         self.manager.touch((), self.running[name])  # so that results of the lanes are in
         self._take_events()
         slots = self.manager._slots
+        if any(map(slots.quarantined, keys)):
+            return False
         own = self.manager._requests._running[name].keys.keys() | set(keys)
         idle = sum(key not in own and not slots._busy(slots.find(key)) for key in self.holds["host"])
         return sum(map(self._absent, dict.fromkeys(keys))) <= slots.free + idle

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-__all__ = ["NO_WORD", "Model", "prefix_hashes"]
+__all__ = ["NO_WORD", "Model", "next_hash", "prefix_hashes"]
 
 NO_WORD = 0xAAAA_AAAA_AAAA_AAAA
 """What a token's place holds that was not computed, or for a draft that was rejected."""
@@ -18,11 +18,14 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 def prefix_hashes(tokens: Sequence[int], known: Sequence[int] = ()) -> list[int]:
     """For each token a hash of it and all before it; `known` are those of its first tokens."""
     hashes = list(known)
-    last = hashes[-1] if hashes else 0
     for token in tokens[len(hashes) :]:
-        last = xxhash.xxh3_64_intdigest(token.to_bytes(4, "big"), seed=last)
-        hashes.append(last)
+        hashes.append(next_hash(hashes, token))
     return hashes
+
+
+def next_hash(hashes: Sequence[int], token: int) -> int:
+    """The hash of a token after those of these hashes."""
+    return xxhash.xxh3_64_intdigest(token.to_bytes(4, "big"), seed=hashes[-1] if hashes else 0)
 
 
 class Model:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from kvcascade.connector import WorkerReport
 
 from .device import Device
-from .model import Model, prefix_hashes
+from .model import Model, next_hash, prefix_hashes
 from .outputs import StepPlan
 from .shape import EngineShape
 
@@ -122,5 +122,5 @@ class Workers:
         new = []
         for _ in range(count):
             new.append(self.model.next_token(request.prefixes[-1]))
-            request.prefixes = prefix_hashes([0] * len(request.prefixes) + new[-1:], request.prefixes)
+            request.prefixes.append(next_hash(request.prefixes, new[-1]))
         return new
