@@ -170,21 +170,21 @@ def test_a_tier_that_is_not_there_at_the_start_comes_later_with_what_it_holds(
 
 def test_a_probe_that_is_taken_back_leaves_the_way_open_for_the_next(stack: Make) -> None:
     """A reset withdrew the one probe that could have told that the tier is back; it stayed down for good."""
-    s = stack(slots=8, concurrency=1, breaker={"failures": 1, "probe_every": "5s"}, deadline="1h")
+    s = stack(slots=8, concurrency=1, breaker={"failures": 1, "probe_every": "5s"}, deadline="1s")
     s.gates[0].shut()
-    s.faults[0].down = True
     ctx = s.begin("r")
     s.store(ctx, KEYS[:1])
     s.finish(ctx)
-    first = s.gates[0].wait_for("write")
-    s.manager._chain.levels[0].begin_down(s.clock())
     s.step()
+    s.gates[0].wait_for("write")
+    s.clock.advance(1.1)
+    s.step()
+    assert not s.manager.get_stats().tiers[1].up
     s.clock.advance(5.1)
     s.step()
-    assert s.manager.get_stats().tiers[1].queue == 2, "the probe waits for the only thread"
+    assert s.manager.get_stats().tiers[1].queue == 1, "the probe waits for the only thread"
     s.manager.reset_cache("primary", timeout=0.0)
-    s.faults[0].down = False
-    first.release()
+    s.step()
     s.gates[0].open()
     s.clock.advance(5.1)
     s.until(lambda: s.manager.get_stats().tiers[1].up, "the tier does not come back")
