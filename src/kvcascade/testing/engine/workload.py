@@ -74,7 +74,7 @@ def _any_case(seed: int, draw: Random) -> Case:
         ]
     )
     stack = StackShape(
-        slots=draw.choice([4, 8, 14, 30]),
+        slots=draw.choice([4, 10, 24, 60]),
         tiers=tiers,
         queue=draw.choice([0.125, 0.5, 1.0]),
         concurrency=draw.randint(1, 3),
