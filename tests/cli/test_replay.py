@@ -75,7 +75,7 @@ def test_the_what_if_simulates_a_stack_too(stack):
         (("conversation", "--stack", "{stack}", "--chunk-bytes", "5GiX"), "GiX"),
         (("conversation", "--stack", "{stack}", "--concurrency", "0"), "concurrency"),
         (("conversation", "--stack", "{stack}", "--plot", "some.xyz"), r"a plot's name must end in"),
-        (("--compare", "arc"), "not served yet"),
+        (("--compare", "arcs"), "did you mean 'arc'"),
         (("--compare", "lur"), "did you mean 'lru'"),
         (("--compare", "lru", "--capacity", "many"), "Allowed: a share"),
     ],

@@ -46,9 +46,8 @@ def test_other_capacities_are_refused_with_what_is_allowed(text, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("arc", "arc: is not served yet by this version; allowed: lru, optimal"),
-        ("lru,s3fifo", "s3fifo: is not served yet"),
-        ("optimum", r"unknown policy 'optimum' \(did you mean 'optimal'\?\); allowed: lru, optimal"),
+        ("lru,arcs", r"unknown policy 'arcs' \(did you mean 'arc'\?\)"),
+        ("optimum", r"'optimum' \(did you mean 'optimal'\?\); allowed: lru, arc, s3fifo, optimal, lhd"),
         ("", "unknown policy ''"),
     ],
 )

@@ -34,7 +34,11 @@ _COUNT = click.IntRange(min=1)
     help="Chunks of a GPU cache in front of the stack.",
 )
 @click.option("--skip-bad", is_flag=True, help="Leave out broken lines of the trace, and count them.")
-@click.option("--compare", metavar="POLICIES", help="Simulate only: lru, optimal, or both, separated by a comma.")
+@click.option(
+    "--compare",
+    metavar="POLICIES",
+    help="Simulate only: lru, arc, s3fifo, optimal, or other eviction policies, separated by commas.",
+)
 @click.option(
     "--capacity",
     default="1%,5%,10%,20%",
@@ -123,7 +127,7 @@ def _compare(
 ) -> None:
     from rich.console import Console
 
-    from kvcascade.replay.compare import compare, parse_capacities, parse_policies, models_of
+    from kvcascade.replay.compare import compare, models_of, parse_capacities, parse_policies
     from kvcascade.replay.compare import comparison_json as to_json
     from kvcascade.replay.compare import render_comparison as render
 

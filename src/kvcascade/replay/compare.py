@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -10,14 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from kvcascade.configs import StackSettings
-from kvcascade.configs.registry import nearest
+from kvcascade.configs.registry import EVICTION, known, nearest, resolve
 from kvcascade.configs.schema import PromoteAfter, SecondarySettings, TierBase, Watermarks
 from kvcascade.configs.units import format_size, parse_size
 from kvcascade.errors import ConfigError
 from kvcascade.tiers.base import TierSettings
 from kvcascade.tiers.host import HostSettings
 
-from .simulate import POLICIES, HitCount, Prompt, lru
+from .driven import Driven
+from .simulate import POLICIES, HitCount, Prompt, lru, simulate
 from .simulate_stack import StackHits, TierModel, simulate_stack
 
 __all__ = [
@@ -31,7 +33,6 @@ __all__ = [
     "render_comparison",
 ]
 
-_NOT_YET = ("arc", "s3fifo")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
@@ -56,21 +57,25 @@ class Capacity:
 
 
 def parse_policies(text: str) -> list[str]:
-    """The policies of "lru,optimal".
+    """The policies of "lru,optimal": those with a plain simulation, and all that are installed.
 
     Raises:
         ConfigError: one is not known.
     """
     names = [name.strip() for name in text.split(",")]
+    allowed = [*POLICIES, *sorted(known(EVICTION).keys() - POLICIES.keys())]
     for name in names:
-        if name in _NOT_YET:
-            raise ConfigError(
-                f"--compare {name}: is not served yet by this version; allowed: {', '.join(POLICIES)}"
-            )
-        if name not in POLICIES:
-            hint = nearest(name, POLICIES)
-            raise ConfigError(f"--compare: unknown policy {name!r}{hint}; allowed: {', '.join(POLICIES)}")
+        if name not in allowed:
+            hint = nearest(name, allowed)
+            raise ConfigError(f"--compare: unknown policy {name!r}{hint}; allowed: {', '.join(allowed)}")
     return list(dict.fromkeys(names))
+
+
+def _simulate(name: str, prompts: Sequence[Prompt], chunks: int) -> HitCount:
+    """By a plain simulation, or where there is none by the policy's own class."""
+    if name in POLICIES:
+        return POLICIES[name](prompts, chunks)
+    return simulate(partial(Driven, resolve(EVICTION, name)), prompts, chunks)
 
 
 def parse_capacities(text: str, chunk_bytes: int) -> list[Capacity]:
@@ -111,12 +116,13 @@ def models_of(settings: StackSettings, chunk_bytes: int) -> list[TierModel]:
 
 def _model(tier: TierBase, chunk_bytes: int) -> TierModel:
     chunks = tier.probe(chunk_bytes).chunks if isinstance(tier, HostSettings | TierSettings) else None
+    eviction = getattr(tier, "eviction", None) or "lru"
     if not isinstance(tier, SecondarySettings):
         marks = getattr(tier, "watermarks", Watermarks())
-        return TierModel(tier.name, chunks, watermarks=(marks.high, marks.low))
+        return TierModel(tier.name, chunks, watermarks=(marks.high, marks.low), eviction=eviction)
     promote = tier.promote
     after = promote.after if isinstance(promote, PromoteAfter) else {"always": 1, "never": inf}[promote]
-    return TierModel(tier.name, chunks, tier.write, tier.fill, after, tier.admit_after)
+    return TierModel(tier.name, chunks, tier.write, tier.fill, after, tier.admit_after, eviction=eviction)
 
 
 class Row(NamedTuple):
@@ -157,7 +163,7 @@ def compare(
     """
     distinct = len({chunk for prompt in prompts for chunk in prompt})
     rows = [
-        Row(capacity, chunks, [POLICIES[name](prompts, chunks) for name in policies])
+        Row(capacity, chunks, [_simulate(name, prompts, chunks) for name in policies])
         for capacity, chunks in ((capacity, capacity.of(distinct)) for capacity in capacities)
     ]
     stack = simulate_stack(prompts, tiers)

@@ -7,15 +7,14 @@ first to be evicted. The hit rate is hits over all chunks of all prompts.
 This is the reference beside which the stack is checked, so it shares no code with it.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-__all__ = ["POLICIES", "HitCount", "Lru", "Prompt", "lru", "optimal"]
+from .caches import CACHES, Cache, Lru, Prompt
 
-Prompt = Sequence[int]
-"""The ids of a prompt's chunks, head first. Equal ids are equal prefixes."""
+__all__ = ["POLICIES", "HitCount", "Lru", "Prompt", "lru", "optimal", "simulate"]
 
 
 class HitCount(NamedTuple):
@@ -30,43 +29,17 @@ class HitCount(NamedTuple):
         return self.hits / self.chunks if self.chunks else 0.0
 
 
-class Lru:
-    """The chunks of a least-recently-used cache. `capacity` in chunks, None for no bound."""
-
-    def __init__(self, capacity: int | None) -> None:
-        self._capacity = capacity
-        self._chunks: OrderedDict[int, None] = OrderedDict()
-
-    def __contains__(self, chunk: int) -> bool:
-        return chunk in self._chunks
-
-    def __len__(self) -> int:
-        return len(self._chunks)
-
-    def prefix(self, prompt: Prompt) -> int:
-        """How many leading chunks are here."""
-        for place, chunk in enumerate(prompt):
-            if chunk not in self._chunks:
-                return place
-        return len(prompt)
-
-    def admit(self, prompt: Prompt) -> None:
-        """Takes all chunks of the prompt as used now, the head last; then evicts what is too much."""
-        for chunk in reversed(prompt):
-            self._chunks[chunk] = None
-            self._chunks.move_to_end(chunk)
-        while self._capacity is not None and len(self._chunks) > self._capacity:
-            self._chunks.popitem(last=False)
-
-
-def lru(prompts: Sequence[Prompt], capacity: int | None) -> HitCount:
-    """Evicts the least recently used chunk."""
-    cache = Lru(capacity)
+def simulate(cache: Callable[[int | None], Cache], prompts: Sequence[Prompt], capacity: int | None) -> HitCount:
+    """What a cache of this kind would have found. `capacity` in chunks, None for no bound."""
+    chunks = cache(capacity)
     hits = 0
     for prompt in prompts:
-        hits += cache.prefix(prompt)
-        cache.admit(prompt)
+        hits += chunks.prefix(prompt)
+        chunks.admit(prompt)
     return HitCount(hits, sum(map(len, prompts)))
+
+
+lru = partial(simulate, Lru)
 
 
 def optimal(prompts: Sequence[Prompt], capacity: int | None) -> HitCount:
@@ -88,7 +61,10 @@ def optimal(prompts: Sequence[Prompt], capacity: int | None) -> HitCount:
     return HitCount(hits, sum(map(len, prompts)))
 
 
-POLICIES: dict[str, Callable[[Sequence[Prompt], int | None], HitCount]] = {"lru": lru, "optimal": optimal}
+POLICIES: dict[str, Callable[[Sequence[Prompt], int | None], HitCount]] = {
+    **{name: partial(simulate, cache) for name, cache in CACHES.items()},
+    "optimal": optimal,
+}
 """The simulations of one tier, by name."""
 
 

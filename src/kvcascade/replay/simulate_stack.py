@@ -1,21 +1,26 @@
 """What would a whole stack have found? A plain simulation of its tiers and policies that moves no bytes.
 
 It knows chunks and prompts, one request at a time, and nothing of jobs, slots or time: all that is begun has ended
-when the next request comes. It is the reference beside which the stack is checked, so it shares no code with it.
+when the next request comes. It is the reference beside which the stack is checked, so it shares no code with it,
+but the classes of eviction policies other than LRU, which are checked by themselves.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from math import ceil, inf
 from typing import Literal, NamedTuple
 
-from .simulate import Prompt
+from kvcascade.configs.registry import EVICTION, resolve
+
+from .caches import Prompt
+from .driven import PolicyChunks
 
 __all__ = ["StackHits", "TierModel", "simulate_stack"]
 
 
 class TierModel(NamedTuple):
-    """A tier, as far as it matters for what is found. Of the first one only size and watermarks count."""
+    """A tier, as far as it matters for what is found. Of the first one size, watermarks and eviction count."""
 
     name: str
     chunks: int | None = None
@@ -27,6 +32,7 @@ class TierModel(NamedTuple):
     admit_after: int = 1
     watermarks: tuple[float, float] = (0.95, 0.90)
     """Shares of the first tier, high and low, between which demotion runs ahead of need, in every tier."""
+    eviction: str = "lru"
 
 
 class StackHits(NamedTuple):
@@ -49,7 +55,7 @@ def simulate_stack(prompts: Iterable[Prompt], tiers: Sequence[TierModel]) -> Sta
     every tier. Of a prompt that is larger than the first tier the head is kept.
 
     Args:
-        tiers: from the top, each least-recently-used.
+        tiers: from the top.
     """
     stack = _Stack(tiers)
     chunks = 0
@@ -59,8 +65,38 @@ def simulate_stack(prompts: Iterable[Prompt], tiers: Sequence[TierModel]) -> Sta
     return StackHits(stack.hits, chunks)
 
 
+class _LruChunks:
+    """Chunks, the least recently used one first."""
+
+    def __init__(self) -> None:
+        self._chunks: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, chunk: int) -> bool:
+        return chunk in self._chunks
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def add(self, chunk: int) -> None:
+        self._chunks[chunk] = None
+
+    def touch(self, prompt: Prompt, request: int) -> None:
+        for chunk in reversed(prompt):
+            if chunk in self._chunks:
+                self._chunks.move_to_end(chunk)
+
+    def victims(self, number: int, spare: Container[int] = ()) -> list[int]:
+        return list(islice((chunk for chunk in self._chunks if chunk not in spare), number))
+
+    def coldest(self) -> Iterator[int]:
+        return iter(self._chunks)
+
+    def evict(self, chunk: int) -> None:
+        del self._chunks[chunk]
+
+
 class _Tier:
-    """The chunks of one tier, the least recently used one first."""
+    """The chunks of one tier, in the order of its policy."""
 
     def __init__(self, model: TierModel, uses: Mapping[int, int]) -> None:
         """`uses`: chunk -> prompts that have used it, and have ended."""
@@ -72,29 +108,27 @@ class _Tier:
         """Offered before they were used often enough."""
         self.clean: set[int] = set()
         """Copied to the tier below already."""
-        self._chunks: OrderedDict[int, None] = OrderedDict()
+        self._chunks = _LruChunks() if model.eviction == "lru" else _policy_chunks(model)
 
     def __contains__(self, chunk: int) -> bool:
         return chunk in self._chunks
 
-    def touch(self, prompt: Prompt) -> None:
-        """These were used; the head is the last to go."""
-        for chunk in reversed(prompt):
-            if chunk in self._chunks:
-                self._chunks.move_to_end(chunk)
+    def touch(self, prompt: Prompt, request: int) -> None:
+        """The request of this number used these; the head is the last to go."""
+        self._chunks.touch(prompt, request)
 
     def receive(self, chunk: int, spare: Container[int] = ()) -> bool:
         """Takes the chunk as the most recent one. False where one of `spare` would have to go for it."""
         if chunk in self._chunks:
             return True
         while self.model.chunks is not None and len(self._chunks) >= self.model.chunks:
-            victim = next(iter(self._chunks))
-            if victim in spare:
+            victims = self._chunks.victims(1, spare)
+            if not victims:
                 return False
-            self._copy_down(victim)
-            del self._chunks[victim]
-            self.clean.discard(victim)
-        self._chunks[chunk] = None
+            self._copy_down(victims[0])
+            self._chunks.evict(victims[0])
+            self.clean.discard(victims[0])
+        self._chunks.add(chunk)
         return True
 
     def run_ahead(self, high: float, low: float) -> None:
@@ -104,7 +138,7 @@ class _Tier:
         free = self.model.chunks - len(self._chunks)
         if free + len(self.clean) >= ceil(self.model.chunks * (1 - high)):
             return
-        for chunk in self._chunks:
+        for chunk in self._chunks.coldest():
             if free + len(self.clean) >= ceil(self.model.chunks * (1 - low)):
                 return
             self._copy_down(chunk)
@@ -115,11 +149,16 @@ class _Tier:
             self.clean.add(chunk)
 
 
+def _policy_chunks(model: TierModel) -> PolicyChunks:
+    return PolicyChunks(resolve(EVICTION, model.eviction), model.chunks)
+
+
 class _Stack:
     def __init__(self, models: Sequence[TierModel]) -> None:
         self.hits = [0] * len(models)
         self._watermarks = models[0].watermarks if models else (1.0, 1.0)
         self._uses: Counter[int] = Counter()
+        self._request = 0
         self._tiers = [_Tier(model, self._uses) for model in models]
         for above, tier in zip(self._tiers, self._tiers[1:], strict=False):
             if tier.model.write == "on_evict":
@@ -128,17 +167,18 @@ class _Stack:
     def play(self, prompt: Prompt) -> None:
         if not self._tiers:
             return
+        self._request += 1
         places = self._find(prompt)
         found = prompt[: len(places)]
         for tier in self._tiers:
-            tier.touch(found)
+            tier.touch(found, self._request)
         kept = set(found)
         for chunk, place in zip(found, places, strict=True):
             self.hits[place] += 1
             self._promote(chunk, place, kept)
         self._store(prompt[len(places) :], kept)
         for tier in self._tiers:
-            tier.touch(prompt)
+            tier.touch(prompt, self._request)
         for tier in self._tiers:
             tier.run_ahead(*self._watermarks)
         self._uses.update(prompt)
@@ -179,7 +219,7 @@ class _Stack:
             new = chunk not in first
             if not first.receive(chunk, spare=kept):
                 break
-            first.touch([chunk])
+            first.touch([chunk], self._request)
             kept.add(chunk)
             for tier in through if new else ():
                 self._offer(tier, chunk)
