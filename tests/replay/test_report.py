@@ -53,13 +53,15 @@ def test_a_person_reads_what_was_found_and_where():
         assert shown in text
     assert "shed" not in text
     assert "Ctrl-C" not in text
+    assert "Down" not in text
 
 
 def test_it_says_what_went_wrong():
     report = a_report(interrupted=True, skipped=3)
     report.total = 500
-    report.tiers[1].shed = 77
+    report.tiers[1].shed, report.tiers[1].up = 77, False
     text = text_of(report)
+    assert "Down at the end: nvme." in text
     assert "Stopped by Ctrl-C: 200 requests were not played" in text
     assert "3 broken lines of the trace were left out" in text
     assert "shed" in text

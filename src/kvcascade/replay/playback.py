@@ -1,12 +1,13 @@
 """One replay from its start to its end: stack, player, samples, progress, Ctrl-C."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from kvcascade.configs import StackSettings
 from kvcascade.stack import build
+from kvcascade.tiers import Tier
 
 from .content import Content
 from .interrupt import stop_on_interrupt
@@ -41,11 +42,17 @@ class Playback:
         return islice(trace, self.skip, None if self.limit is None else self.skip + self.limit)
 
 
-def replay(trace: Trace, settings: StackSettings, how: Playback) -> Report:
+def replay(
+    trace: Trace,
+    settings: StackSettings,
+    how: Playback,
+    wrap: Callable[[str, Tier], Tier] = lambda name, tier: tier,
+) -> Report:
     """Plays a trace through a stack that is built for it, and shut down after it.
 
     The trace is read twice: once to find what is wrong with it before any work is done. Ctrl-C aborts the active
-    requests and returns what was done so far; for the main thread only.
+    requests and returns what was done so far; for the main thread only. `wrap` may put something in front of a
+    tier, by its name.
 
     Raises:
         ConfigError: trace or stack can't be used.
@@ -60,7 +67,7 @@ def replay(trace: Trace, settings: StackSettings, how: Playback) -> Report:
     with (
         stop_on_interrupt() as stopped,
         progress_bar(total, how.progress) as show,
-        build(settings, namespace, how.chunk_bytes) as manager,
+        build(settings, namespace, how.chunk_bytes, wrap=wrap) as manager,
     ):
 
         def on_finish(tally: Tally) -> None:

@@ -83,10 +83,11 @@ def to_json(report: Report) -> dict[str, Any]:
 
 def _tier_json(tier: TierStats, tally: Tally) -> dict[str, Any]:
     counts = ("chunks", "bytes", "capacity", "hits", "evictions", "written", "written_bytes", "read", "read_bytes")
-    troubles = ("failed_writes", "failed_reads", "corrupt", "refused", "shed", "timed_out")
+    troubles = ("failed_writes", "failed_reads", "corrupt", "refused", "shed", "dropped", "timed_out")
     return {
         "name": tier.name,
         "type": tier.type,
+        "up": tier.up,
         **{name: getattr(tier, name) for name in counts + troubles},
         "hit_rate": round(_share(tier.hits, tally.chunks), 6),
         "misses": {reason.value: number for reason, number in tier.misses.most_common()},
@@ -147,7 +148,7 @@ def _sections(report: Report) -> list[list[_Row]]:
 
 
 def _troubles(report: Report) -> list[_Row]:
-    names = ("refused", "shed", "timed_out", "failed_writes", "failed_reads", "corrupt")
+    names = ("refused", "shed", "dropped", "timed_out", "failed_writes", "failed_reads", "corrupt")
     return [
         (name.replace("_", " "), lambda tier, name=name: f"{getattr(tier, name):,}")  # type: ignore[misc]
         for name in names
@@ -168,6 +169,9 @@ def _words(report: Report) -> list[str]:
         lines.append(f"{tally.gpu_hits:,} chunks were found in the GPU's own cache, before the stack was asked.")
     if tally.refused:
         lines.append(f"{tally.refused:,} chunks were refused, since the first tier had no room for them.")
+    down = [tier.name for tier in report.tiers if not tier.up]
+    if down:
+        lines.append(f"[yellow]Down at the end: {', '.join(down)}.[/yellow]")
     if report.skipped:
         lines.append(f"{report.skipped:,} broken lines of the trace were left out.")
     if report.interrupted:
