@@ -308,4 +308,7 @@ def _sharing(tiers: tuple[TierBase, ...]) -> _Found:
         for claim in sorted(tier.claims()):
             if claim in users:
                 yield (place,), f"uses {claim}, as tiers[{users[claim]}] does; each needs its own"
+            for other, user in users.items():
+                if f"{claim}/".startswith(f"{other}/") != f"{other}/".startswith(f"{claim}/"):
+                    yield (place,), f"uses {claim}, and tiers[{user}] {other}: one lies in the other"
             users.setdefault(claim, place)

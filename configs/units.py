@@ -12,6 +12,7 @@ _BINARY = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB"
 _DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 _SIZE_UNITS = _BINARY | _DECIMAL
 _DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST = 10**12
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -49,6 +50,8 @@ def parse_duration(value: Any) -> float:
         raise ValueError(
             f"unknown unit {unit!r}{_nearest(unit, _DURATION_UNITS)}; allowed: {', '.join(_DURATION_UNITS)}"
         )
+    if number > _LONGEST:
+        raise ValueError(f"expected less than {_LONGEST:g} of a unit")
     return number * factor
 
 

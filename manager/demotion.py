@@ -6,7 +6,7 @@ from math import ceil
 from types import MappingProxyType
 
 from kvcascade.configs.schema import Watermarks
-from kvcascade.types import Key, Outcome
+from kvcascade.types import Key, Outcome, OutcomeKind
 
 from .cascade import Cascade
 from .chain import Chain
@@ -27,7 +27,8 @@ class Demotion:
     way, there or further down, at most to their deadline; where there are none, because the tier below is down or
     full of work, the chunks are dropped, and counted. Chunks that the tier below would not admit just go.
     Between two secondary tiers chunks pass through primary's slot, if they are there, else through staging slots.
-    The entry above stays until room is needed, thus at least until the lower one is committed.
+    The entry above stays until room is needed, thus at least until the lower one is committed. What the lower tier
+    has evicted meanwhile, or does not take, is not copied again, and nothing waits for a copy that has failed before.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class _Pair(ABC):
         self.below: _Pair | None = None
         """The pair whose upper tier is the lower one of this."""
         self._under_way: set[Key] = set()
+        self._failed: set[Key] = set()
+        """Chunks whose copy has failed. It is tried again ahead of need, but need does not wait for it."""
 
     @property
     def moving(self) -> bool:
@@ -99,11 +102,12 @@ class _Pair(ABC):
 
     def hold(self, victims: Sequence[Key], now: float) -> bool:
         dirty = self._dirty(victims)
-        if dirty and self.lower.up:
+        if self.lower.up and not self._failed.issuperset(dirty):
             if not self._under_way:
                 self._copy(dirty, now)
             if self.moving:
                 return True
+        self._failed.difference_update(dirty)
         self._count_dropped(len(dirty))
         return False
 
@@ -114,18 +118,24 @@ class _Pair(ABC):
             return
         self._cascade.ended(level, report, now)
         for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
-            self._settle(key, outcome)
+            self._settle(key, outcome, report.ran)
 
-    def _settle(self, key: Key, outcome: Outcome) -> None:
+    def _settle(self, key: Key, outcome: Outcome, tried: bool) -> None:
+        """A copy has ended. A chunk that the lower tier does not take is not offered again."""
         self._under_way.discard(key)
-        if outcome.ok:
+        refused = outcome.kind is OutcomeKind.REFUSED
+        if outcome.ok or refused:
+            self._failed.discard(key)
             self._mark_clean(key)
+            self._count_dropped(refused)
+        elif tried:
+            self._failed.add(key)
 
     def _dirty(self, keys: Sequence[Key]) -> list[Key]:
         """Those that would be lost; on the way, marks those that the lower tier turns out to hold."""
         dirty = []
         for key in keys:
-            if (self._is_clean(key) and not self.lower.lacks(key)) or not self.lower.wants(key):
+            if self._is_clean(key) or not self.lower.wants(key):
                 continue
             if self.lower.holds(key):
                 self._mark_clean(key)
@@ -135,6 +145,7 @@ class _Pair(ABC):
 
     def reset(self) -> None:
         self._under_way.clear()
+        self._failed.clear()
 
     def _pass_down(
         self, keys: Sequence[Key], now: float, staged: Mapping[Key, int] = MappingProxyType({})
@@ -233,8 +244,7 @@ class _FromLevel(_Pair):
             if outcome.ok and not report.job.expired and key in self._under_way:
                 self._arrived.append(key)
             else:
-                self._unstage(key)
-                self._under_way.discard(key)
+                self._settle(key, outcome, report.ran and not report.job.expired)
 
     def _pass_on(self, now: float) -> None:
         """What has arrived in staging slots goes to the lower tier."""
@@ -245,9 +255,9 @@ class _FromLevel(_Pair):
             self._unstage(key)
             self._under_way.discard(key)
 
-    def _settle(self, key: Key, outcome: Outcome) -> None:
+    def _settle(self, key: Key, outcome: Outcome, tried: bool) -> None:
         self._unstage(key)
-        super()._settle(key, outcome)
+        super()._settle(key, outcome, tried)
 
     def _unstage(self, key: Key) -> None:
         slot = self._staged.pop(key, None)

@@ -98,10 +98,6 @@ class Level:
         """Whether the key is known to be readable here."""
         return self.up and key in self.residency
 
-    def lacks(self, key: Key) -> bool:
-        """Whether the key is known to be neither here nor on its way here."""
-        return bool(self.residency.absent([key])) and not self.unsure(key)
-
     def unsure(self, key: Key) -> bool:
         """Whether it is not known if the key is here."""
         return isinstance(self.residency, ProbeTable) and self.up and not self.residency.knows(key)

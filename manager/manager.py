@@ -332,8 +332,9 @@ class SecondaryTierManager:
         self._closed = True
         if self._summary:
             self._summary.close()
+        end = time.monotonic() + timeout
         self._chain.flush(timeout)
-        ended, problems = self._chain.close(timeout)
+        ended, problems = self._chain.close(max(timeout / 10, end - time.monotonic()))
         if ended:
             self.pool.close()
         if problems:

@@ -84,7 +84,8 @@ def mapped(path: Path) -> Iterator[None]:
     try:
         yield
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise ConfigError(f"path: {error.filename or path} can't be used: {error.strerror}") from error
+        why = "is not a folder" if isinstance(error, FileExistsError) else f"can't be used: {error.strerror}"
+        raise ConfigError(f"path: {error.filename or path} {why}") from error
     except OSError as error:
         if error.errno in (errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP):
             raise ConfigError(f"path: {error.filename or path} can't be used: {error.strerror}") from error

@@ -20,7 +20,10 @@ from kvcascade.types import Buffer
 from .available import available_memory
 from .base import Probe
 
-__all__ = ["HostPool", "HostSettings", "slots_for"]
+__all__ = ["FEWEST_CHUNKS", "HostPool", "HostSettings", "slots_for", "too_small"]
+
+FEWEST_CHUNKS = 4
+"""With fewer slots there is no half of primary to promote into while the other is stored to."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +54,17 @@ class HostSettings(PrimarySettings):
             probe.problems.append(f"capacity: {problem}")
         if chunk_bytes:
             probe.chunks = slots_for(self.capacity, chunk_bytes)
+            if probe.chunks < FEWEST_CHUNKS:
+                probe.problems.append(f"capacity: {too_small(self.capacity, chunk_bytes)}")
         return probe
+
+
+def too_small(capacity: int, chunk_bytes: int) -> str:
+    """Says in words that a capacity holds fewer than the fewest chunks that are of use."""
+    return (
+        f"{format_size(capacity)} holds {slots_for(capacity, chunk_bytes)} chunks of {format_size(chunk_bytes)}; "
+        f"at least {FEWEST_CHUNKS} are needed"
+    )
 
 
 def slots_for(capacity: int, slot_bytes: int) -> int:

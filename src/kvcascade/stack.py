@@ -23,7 +23,7 @@ from kvcascade.manager.residency import Residency
 from kvcascade.manager.slots import SlotTable
 from kvcascade.manager.stats import TierStats
 from kvcascade.tiers import OpenContext, Tier, TierSettings
-from kvcascade.tiers.host import HostPool, slots_for
+from kvcascade.tiers.host import FEWEST_CHUNKS, HostPool, slots_for, too_small
 from kvcascade.tiers.late import LateTier
 from kvcascade.types import Buffer, Capabilities, Namespace
 
@@ -31,7 +31,6 @@ __all__ = ["build"]
 
 logger = logging.getLogger("kvcascade")
 
-_FEWEST_CHUNKS = 4
 _PROBE_TTL = 10.0
 
 
@@ -116,7 +115,7 @@ def _level(
     tier, late = _open(settings, context, where)
     tier = seams.wrap(settings.name, tier)
     undo.callback(tier.close)
-    residency = _residency(settings, tier, context.chunk_bytes, where, late)
+    residency = _residency(settings, tier, context.chunk_bytes, where, late, seams.clock())
     lane = seams.lane(settings.name, tier, pool.slot, settings.concurrency, settings.retries, seams.clock)
     undo.callback(lane.close, 1.0)
     level = Level(place, settings, tier, residency, lane, context.chunk_bytes)
@@ -134,11 +133,8 @@ def _within(namespace: Namespace, settings: StackSettings) -> Namespace:
 
 def _slots(settings: PrimarySettings, chunk_bytes: int) -> int:
     slots = slots_for(settings.capacity, chunk_bytes)
-    if slots < _FEWEST_CHUNKS:
-        raise ConfigError(
-            f"tiers[0].capacity: {format_size(settings.capacity)} holds {slots} chunks of "
-            f"{format_size(chunk_bytes)}; at least {_FEWEST_CHUNKS} are needed"
-        )
+    if slots < FEWEST_CHUNKS:
+        raise ConfigError(f"tiers[0].capacity: {too_small(settings.capacity, chunk_bytes)}")
     return slots
 
 
@@ -154,6 +150,8 @@ def _open(settings: SecondarySettings, context: OpenContext, where: str) -> tupl
         raise ConfigError(f"{where}.type: {settings.type!r} has settings that open no tier")
     try:
         return settings.open(context), False
+    except ConfigError as error:
+        raise ConfigError(f"{where} ({settings.name}): {error}") from error
     except TierUnavailable as error:
         logger.warning("tier %r can't be opened now, and is tried again: %s", settings.name, error)
         return LateTier(partial(settings.open, context), _capabilities(settings)), True
@@ -167,19 +165,20 @@ def _capabilities(settings: SecondarySettings) -> Capabilities:
 
 
 def _residency(
-    settings: SecondarySettings, tier: Tier, chunk_bytes: int, where: str, late: bool
+    settings: SecondarySettings, tier: Tier, chunk_bytes: int, where: str, late: bool, now: float
 ) -> Residency | ProbeTable:
     if tier.capabilities.shared:
         return ProbeTable(getattr(settings, "probe_ttl", _PROBE_TTL))
     capacity = tier.usage().capacity
     fits = capacity // tier.footprint(chunk_bytes) if capacity is not None else None
-    if fits is not None and fits < _FEWEST_CHUNKS and not late:
+    if fits is not None and fits < FEWEST_CHUNKS and not late:
         raise ConfigError(
             f"{where}.capacity: {format_size(capacity or 0)} holds {fits} chunks of "
-            f"{format_size(tier.footprint(chunk_bytes))}; at least {_FEWEST_CHUNKS} are needed"
+            f"{format_size(tier.footprint(chunk_bytes))}; at least {FEWEST_CHUNKS} are needed"
         )
     policy = _policy(getattr(settings, "eviction", None) or "lru", fits or 0)
     residency = Residency(tier.footprint, capacity, policy, settings.ttl)
+    residency.now = now
     residency.load(tier.entries())
     return residency
 

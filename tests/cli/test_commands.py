@@ -246,3 +246,11 @@ def test_clear_where_a_tier_does_not_answer(stack: Path, shelf: Path) -> None:
     done = run("clear", stack, "--yes")
     assert (done.exit_code, done.stderr) == (1, "the shelf does not answer\n")
     assert kept(shelf) == sorted([*ALL, "down"])
+
+
+def test_a_host_that_holds_too_few_chunks_is_said_by_check_too(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text("version: 1\ntiers:\n  - type: host\n    capacity: 1MiB\n")
+    result = run("check", path, "--chunk-bytes", "2MiB")
+    assert result.exit_code == 2
+    assert "capacity: 1 MiB holds 0 chunks of 2 MiB; at least 4 are needed" in result.stderr

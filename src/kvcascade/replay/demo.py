@@ -1,7 +1,10 @@
 """What `make run` shows: a part of a real trace through host memory and disk, and the disk after a restart."""
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,13 +34,25 @@ def main() -> int:
     picture = Path("kvcascade-demo.png").resolve()
     try:
         check_plot(picture)
-        with TemporaryDirectory(prefix="kvcascade-demo-") as folder:
+        with _temporary_folder() as folder:
             return _show(folder, picture, console)
     except KVCascadeError as error:
         console.print(f"error: {error}", style="red", highlight=False, markup=False)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """A folder that is removed at the end, whatever is pressed meanwhile."""
+    folder = TemporaryDirectory(prefix="kvcascade-demo-")
+    try:
+        yield folder.name
+    finally:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        folder.cleanup()
+        signal.signal(signal.SIGINT, before)
 
 
 def _show(folder: str, picture: Path, console: Console) -> int:

@@ -20,7 +20,7 @@ _STRIDE = 0x9E3779B97F4A7C15  # odd: the words of one chunk all differ
 
 def key_for(number: int, group: int = 0) -> Key:
     """A key as an engine makes them: a 32-byte hash, then the group's index in 4 bytes."""
-    return hashlib.sha256(number.to_bytes(8, "big")).digest() + group.to_bytes(4, "big")
+    return hashlib.sha256(str(number).encode()).digest() + group.to_bytes(4, "big")
 
 
 def bytes_for(key: Key, nbytes: int, epoch: str = "") -> bytes:
