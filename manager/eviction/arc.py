@@ -63,7 +63,7 @@ class ArcPolicy:
         ghosts = self._ghosts.sizes
         if ghosts[_RECENT] and self._sizes[_RECENT] + ghosts[_RECENT] > self._capacity:
             self._ghosts.drop_oldest(_RECENT)
-        if sum(self._sizes) + sum(ghosts) > 2 * self._capacity:
+        if any(ghosts) and sum(self._sizes) + sum(ghosts) > 2 * self._capacity:
             self._ghosts.drop_oldest(_FREQUENT if ghosts[_FREQUENT] else _RECENT)
 
     def remove(self, entry: int) -> None:

@@ -110,8 +110,9 @@ class Arc(Cache):
     def _forget(self, capacity: int) -> None:
         if self._recent_ghosts and len(self._recent) + len(self._recent_ghosts) > capacity:
             self._recent_ghosts.popitem(last=False)
-        if len(self) + len(self._recent_ghosts) + len(self._frequent_ghosts) > 2 * capacity:
-            (self._frequent_ghosts or self._recent_ghosts).popitem(last=False)
+        ghosts = self._frequent_ghosts or self._recent_ghosts
+        if ghosts and len(self) + len(self._recent_ghosts) + len(self._frequent_ghosts) > 2 * capacity:
+            ghosts.popitem(last=False)
 
 
 class S3Fifo(Cache):
