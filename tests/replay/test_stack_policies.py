@@ -72,7 +72,7 @@ def test_fill_promotion_and_admission(tmp_path, disk, last):
 @pytest.mark.parametrize("trace", ["conversation", "synthetic"])
 def test_over_a_shared_directory(tmp_path, trace, writes):
     disk, last = writes
-    report = check(trace, stack_of(tmp_path, {"write": disk}, {"type": "fs", "write": last}), limit=120)
+    report = check(trace, stack_of(tmp_path, {"write": disk}, {"type": "fs", "write": last}), limit=250)
     assert report.tiers[2].written
 
 
