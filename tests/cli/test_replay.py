@@ -112,3 +112,20 @@ def test_a_wrong_byte_is_exit_code_1_with_details(stack, monkeypatch):
     assert result.exit_code == 1
     assert "1 of 4,096 bytes are wrong, the first at offset 17" in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("option", [["--plot", "x.png"], ["--gpu-chunks", "5"], ["--concurrency", "2"]])
+def test_options_of_a_replay_are_refused_beside_compare(option):
+    result = CliRunner().invoke(main, ["replay", "conversation", "--limit", "5", "--compare", "lru", *option])
+    assert result.exit_code == 2
+    assert f"{option[0]} goes with a replay" in result.stderr
+
+
+def test_hash_ids_may_be_any_whole_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVCASCADE_HOST", "1MiB")
+    trace = tmp_path / "signed.jsonl"
+    line = {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [-1, 2**70]}
+    trace.write_text(json.dumps(line) + "\n" + json.dumps(line) + "\n")
+    result = CliRunner().invoke(main, ["replay", str(trace), "--stack", "host-only", "--chunk-bytes", "4KiB"])
+    assert result.exit_code == 0, result.output
+    assert "0 wrong bytes" in result.stdout

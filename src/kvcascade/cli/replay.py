@@ -72,6 +72,7 @@ def replay(
     from kvcascade.replay.trace import BUNDLED, Trace
 
     if compare is not None:
+        _refuse_beside_compare({"--plot": plot_path, "--gpu-chunks": gpu_chunks, "--concurrency": concurrency - 1})
         traces = [Trace(name, skip_bad) for name in ([trace] if trace else BUNDLED)]
         _compare(traces, compare, capacity, stack, chunk_bytes, limit, as_json)
         return
@@ -85,6 +86,13 @@ def replay(
         )
     how = Playback(chunk_bytes, limit=limit, concurrency=concurrency, gpu_chunks=gpu_chunks, progress=progress)
     _play(Trace(trace, skip_bad), _load(stack), how, as_json, plot_path)
+
+
+def _refuse_beside_compare(options: dict[str, object]) -> None:
+    """Options of a replay mean nothing where nothing is played."""
+    for name, given in options.items():
+        if given:
+            raise ConfigError(f"{name} goes with a replay; with --compare nothing is played")
 
 
 def _load(stack: str) -> "StackSettings":
