@@ -77,13 +77,14 @@ class S3FifoPolicy:
         while len(found) < count:
             first = _SMALL if self._sizes[_SMALL] - small > self._small else _MAIN
             entry = next(idle[first], -1)
+            if entry < 0 and moved:
+                idle, moved = self._idle(busy, found), False
+                continue
             if entry < 0:
                 entry = next(idle[1 - first], -1)
-            if entry < 0 and not moved:
-                break
             if entry < 0:
-                idle, moved = self._idle(busy, found), False
-            elif self._turns[entry] and patience:
+                break
+            if self._turns[entry] and patience:
                 patience -= 1
                 moved = True
                 self._another_turn(entry)
