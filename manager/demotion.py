@@ -28,7 +28,8 @@ class Demotion:
     full of work, the chunks are dropped, and counted. Chunks that the tier below would not admit just go.
     Between two secondary tiers chunks pass through primary's slot, if they are there, else through staging slots.
     The entry above stays until room is needed, thus at least until the lower one is committed. What the lower tier
-    has evicted meanwhile, or does not take, is not copied again, and nothing waits for a copy that has failed before.
+    has evicted meanwhile, or does not take, is not copied again, and nothing waits for a copy that has failed
+    before.
     """
 
     def __init__(

@@ -132,24 +132,36 @@ def test_what_waits_for_room_in_a_tier_and_leaves_primary_meanwhile_is_shed(stac
     s.settle()
 
 
-def test_what_the_tier_below_has_lost_meanwhile_moves_there_once_more(stack: Make) -> None:
-    s = stack(slots=20, write="on_evict", capacity=4 * CHUNK)
-    for start in range(0, 20, 4):
-        _store(s, f"r{start}", KEYS[start : start + 4])
-    s.until(lambda: s.manager._slots.clean > 0, "nothing is copied ahead of need")
+@pytest.mark.parametrize("fault", ["refused", "failed"])
+@pytest.mark.parametrize("tiers", [1, 2])
+def test_a_tier_that_takes_nothing_keeps_nobody_waiting(stack: Make, fault: str, tiers: int) -> None:
+    """Each chunk was offered to it again and again, and no room was ever made."""
+    s = stack(
+        slots=16,
+        tiers=tiers,
+        each=[{"write": "on_evict", "capacity": 16 * CHUNK}] * (tiers - 1) + [{"write": "on_evict"}],
+        shared=[tiers - 1],
+        host={"staging": 5 * 4096},
+    )
+    s.faults[-1]._rates = {fault: 1.0}
+    for number in range(8):
+        _store(s, f"r{number}", KEYS[8 * number : 8 * number + 8])
+        s.step()
+        s.settle()
+    stats = s.manager.get_stats()
+    assert stats.tiers[tiers - 1].dropped > 0
+    assert stats.tiers[tiers - 1].dropped <= 64
+    s.faults[-1]._rates = {}
+
+
+def test_a_tier_that_holds_less_than_is_moved_into_it_comes_to_rest(stack: Make) -> None:
+    """What it had evicted was moved there again, and pushed out what was moved there meanwhile, for ever."""
+    s = stack(slots=40, write="on_evict", capacity=4 * CHUNK, host={"watermarks": {"high": 0.8, "low": 0.5}})
+    for start in range(0, 80, 8):
+        _store(s, f"r{start}", KEYS[start : start + 8])
+    s.step(50)
     s.settle()
-    copied = [key for key in KEYS[:20] if s.manager._slots.is_clean(key)]
-    assert copied
-    for key in copied:
-        s.manager._chain.levels[0].residency.lost(key, s.manager._chain.why(key))
-    s.faults[0].inner.delete(copied)
-    ctx = s.begin("needs room")
-    s.until(lambda: _stored(s, ctx, KEYS[30:32]), "the store stays refused")
-    s.finish(ctx)
-    s.settle()
-    gone = [key for key in copied if s.manager._slots.find(key) < 0]
-    assert gone
-    assert all(s.manager._chain.levels[0].holds(key) for key in gone)
+    assert s.manager.get_stats().tiers[1].written <= 80
 
 
 def test_copies_under_way_count_as_room_so_that_no_more_is_copied_than_the_watermarks_ask_for(stack: Make) -> None:

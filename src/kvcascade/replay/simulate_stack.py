@@ -144,7 +144,9 @@ class _Tier:
             self._copy_down(chunk)
 
     def _copy_down(self, chunk: int) -> None:
-        if self.below is not None and self._uses[chunk] >= self.below.model.admit_after:
+        if self.below is None or chunk in self.clean:
+            return
+        if self._uses[chunk] >= self.below.model.admit_after:
             self.below.receive(chunk)
             self.clean.add(chunk)
 
