@@ -223,29 +223,41 @@ class _FromLevel(_Pair):
         self._staged: dict[Key, int] = {}
         """Key -> the staging slot that is its own until its copy has ended."""
         self._arrived: list[Key] = []
+        self._reading: set[Key] = set()
+        """Chunks on their way into staging slots, for as long as somebody waits for them."""
 
     def advance(self, now: float) -> None:
         self._pass_on(now)
         super().advance(now)
 
     def ended(self, level: Level, report: Report, now: float) -> None:
-        if report.job.kind is JobKind.READ and report.ended:
+        if report.job.kind is not JobKind.READ:
+            super().ended(level, report, now)
+        elif report.ended:
             self._has_read(report)
         else:
-            super().ended(level, report, now)
+            self._reading.difference_update(report.job.keys)
+            self._under_way.difference_update(report.job.keys)
 
     def reset(self) -> None:
         for key in self._arrived:
             self._unstage(key)
         self._arrived.clear()
+        self._reading.clear()
         super().reset()
 
     def _has_read(self, report: Report) -> None:
+        """Chunks are in their staging slots. One that nobody waits for any longer may be on its way down again,
+        from primary: only its slot is given back."""
         for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
-            if outcome.ok and not report.job.expired and key in self._under_way:
+            wanted = key in self._reading
+            self._reading.discard(key)
+            if not wanted:
+                self._unstage(key)
+            elif outcome.ok:
                 self._arrived.append(key)
             else:
-                self._settle(key, outcome, report.ran and not report.job.expired)
+                self._settle(key, outcome, report.ran)
 
     def _pass_on(self, now: float) -> None:
         """What has arrived in staging slots goes to the lower tier."""
@@ -257,7 +269,9 @@ class _FromLevel(_Pair):
             self._under_way.discard(key)
 
     def _settle(self, key: Key, outcome: Outcome, tried: bool) -> None:
-        self._unstage(key)
+        """What ends may be a copy of before a reset; the staging slot is that of the copy begun since, if any."""
+        if key not in self._reading and key not in self._arrived:
+            self._unstage(key)
         super()._settle(key, outcome, tried)
 
     def _unstage(self, key: Key) -> None:
@@ -274,6 +288,7 @@ class _FromLevel(_Pair):
             for key in part:
                 self._residency.begin_read(key)
                 self._staged[key] = self._shelf.pop()
+            self._reading.update(part)
             self._under_way.update(part)
             slots = [self._staged[key] for key in part]
             deadline = now + self._upper.settings.deadline
