@@ -89,3 +89,19 @@ def test_a_request_is_not_told_for_ever_that_its_prefix_is_not_known_yet(tmp_pat
         stack.clock.advance(0.1)
     assert answers[0] is LookupResult.HIT_PENDING and answers[-1] is LookupResult.MISS
     stack.close()
+
+
+def test_a_move_between_tiers_that_a_reset_has_voided_leaves_the_next_one_alone() -> None:
+    """A copy of before a reset ends while its chunk is read again, into a staging slot of its own."""
+    play(
+        draw_case(106),
+        history(
+            ("add", 2, 54, None, 13, 6, None),
+            ("settle",),
+            ("add", 3, 46, 1, 12, 1, None),
+            *steps(1374942558, 2354066453, 3866798317, 527917716, 3383796870),
+            ("media", 5, 2),
+            ("reset", True, "primary", False),
+            ("settle",),
+        ),
+    )

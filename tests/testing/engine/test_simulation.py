@@ -161,11 +161,25 @@ def test_a_planted_fault_is_found(plant: Patch, monkeypatch: pytest.MonkeyPatch)
 
 
 def tight(seed: int) -> Case:
-    """A case in which blocks and slots are scarce and hashes late, so that much is stored late or not at all."""
+    """A case in which the device's blocks are scarce; and slots too, and hashes late, or many workers report."""
     case = draw_case(seed, "calm")
-    window = (5,) if seed % 4 else (0,)
-    engine = replace(case.engine, windows=window, blocks=26, drafts=0, draft_groups=(), blocks_per_chunk=1)
-    return replace(case, engine=engine, stack=replace(case.stack, slots=4), hashes_late=3)
+    window, blocks, ranks = ((5,), 26, case.engine.ranks) if seed % 4 else ((0,), 34, 3)
+    engine = replace(
+        case.engine,
+        windows=window,
+        blocks=blocks,
+        ranks=ranks,
+        seqs=5,
+        drafts=0,
+        draft_groups=(),
+        blocks_per_chunk=1,
+    )
+    return replace(
+        case,
+        engine=engine,
+        stack=replace(case.stack, slots=4 if seed % 4 else 40),
+        hashes_late=3 if seed % 4 else 0,
+    )
 
 
 def failures() -> Iterator[tuple[Case, Failure]]:

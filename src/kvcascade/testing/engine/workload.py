@@ -171,7 +171,7 @@ _WEIGHTS = {
     "abort": 3,
     "media": 70,
     "time": 5,
-    "forget": 3,
+    "forget": 8,
     "reset": 1.5,
     "faults": 1,
     "settle": 0.4,
