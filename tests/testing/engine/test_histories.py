@@ -8,7 +8,7 @@ import pytest
 from kvcascade.testing import key_for
 from kvcascade.testing.engine.shape import EngineShape
 from kvcascade.testing.engine.simulation import play
-from kvcascade.testing.engine.stack import SimulatedStack, StackShape
+from kvcascade.testing.engine.stack import SimulatedStack, StackShape, TierShape
 from kvcascade.testing.engine.workload import Action, Case, draw_actions, draw_case
 from kvcascade.types import LookupResult, RequestContext
 
@@ -29,7 +29,7 @@ def test_after_a_reset_nothing_is_stored_from_blocks_that_a_window_has_let_go() 
     case = Case(
         42,
         EngineShape(blocks=23, windows=(9,), seqs=4, budget=9, asynchronous=True, ranks=3),
-        StackShape(slots=14, tiers=draw_case(42).stack.tiers, queue=1.0, concurrency=3, seed=42),
+        StackShape(slots=14, tiers=(TierShape(chunks=6),), queue=1.0, concurrency=3, seed=42),
     )
     play(
         case,
@@ -93,8 +93,20 @@ def test_a_request_is_not_told_for_ever_that_its_prefix_is_not_known_yet(tmp_pat
 
 def test_a_move_between_tiers_that_a_reset_has_voided_leaves_the_next_one_alone() -> None:
     """A copy of before a reset ends while its chunk is read again, into a staging slot of its own."""
+    case = Case(
+        106,
+        EngineShape(blocks=44, windows=(9,), seqs=3, budget=6, ranks=2, blocks_per_chunk=2),
+        StackShape(
+            slots=60,
+            tiers=(TierShape(chunks=5), TierShape(chunks=30, write="on_evict")),
+            queue=0.125,
+            concurrency=3,
+            seed=106,
+            faults={"failed": 0.2},
+        ),
+    )
     play(
-        draw_case(106),
+        case,
         history(
             ("add", 2, 54, None, 13, 6, None),
             ("settle",),
