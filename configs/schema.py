@@ -159,7 +159,7 @@ class PrimarySettings(TierBase):
 
     capacity: NonZeroSize
     """Bytes of the pool, per engine, all ranks together."""
-    eviction: EvictionName = "lru"
+    eviction: EvictionName = "arc"
     watermarks: Watermarks = Watermarks()
     staging: Size = 64 << 20
     pin: Literal["auto"] | bool = "auto"

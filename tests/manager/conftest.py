@@ -42,7 +42,7 @@ class Stack(Driver):
                 "version": 1,
                 "log_every": "0s",
                 "tiers": [
-                    {"type": "host", "capacity": (slots + 1) * STRIDE, **host},
+                    {"type": "host", "capacity": (slots + 1) * STRIDE, "eviction": "lru", **host},
                     *(
                         {
                             "type": "memory",
