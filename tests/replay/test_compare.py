@@ -67,7 +67,10 @@ def test_the_comparison_as_data():
         "capacities": [{"capacity": "2", "chunks": 2, "hit_rate": {"lru": 0.0, "optimal": round(2 / 7, 6)}}],
         "stack": {
             "hit_rate": round(2 / 7, 6),
-            "tiers": [{"name": "host", "chunks": 2, "hits": 0}, {"name": "disk", "chunks": None, "hits": 2}],
+            "tiers": [
+                {"name": "host", "chunks": 2, "hits": 0, "written": 7},
+                {"name": "disk", "chunks": None, "hits": 2, "written": 4},
+            ],
         },
     }
     assert comparison_json(comparison())["stack"] is None

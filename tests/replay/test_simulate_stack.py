@@ -20,7 +20,7 @@ def hits(prompts, first, *below):
 
 
 def test_no_tier_finds_nothing():
-    assert simulate_stack([(1, 2)], []) == StackHits([], 2)
+    assert simulate_stack([(1, 2)], []) == StackHits([], 2, [])
 
 
 def test_a_hit_counts_for_the_topmost_tier():
@@ -51,6 +51,14 @@ def test_a_chain_of_on_evict_keeps_what_its_tiers_hold_together():
     assert hits([*prompts, (0,)], 2, below, below) == [0, 0, 1]
     assert hits([*prompts, (2,)], 2, below, below) == [0, 1, 0]
     assert hits([*prompts, (6,), (0,)], 2, below, below) == [0, 0, 0]
+
+
+def test_each_policy_writes_what_it_says():
+    models = [TierModel("host", 2, watermarks=AT_NEED), TierModel("through"), TierModel("off", None, "off")]
+    prompts = [(1,), (2,), (3,), (1,)]
+    assert simulate_stack(prompts, models).written == [4, 3, 0]
+    models = [models[0], TierModel("on_evict", None, "on_evict"), TierModel("seldom", admit_after=2)]
+    assert simulate_stack(prompts, models).written == [4, 2, 1]
 
 
 def test_what_comes_up_fills_the_tiers_between():

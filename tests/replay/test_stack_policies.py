@@ -46,6 +46,8 @@ def check(trace, stack, limit):
     found = [tier.hits / expected.chunks for tier in report.tiers]
     assert report.tally.hit_rate == pytest.approx(expected.rate, abs=0.005)
     assert found == pytest.approx([hits / expected.chunks for hits in expected.tiers], abs=0.01)
+    written = [tier.written / expected.chunks for tier in report.tiers]
+    assert written[1:] == pytest.approx([each / expected.chunks for each in expected.written[1:]], abs=0.1)
     assert (report.tally.requests, report.tally.refused) == (limit, 0)
     assert [tier.dropped for tier in report.tiers] == [0, 0, 0]
     assert not any(tier.corrupt or tier.failed_reads or tier.failed_writes for tier in report.tiers)

@@ -175,8 +175,10 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     stack = {
         "hit_rate": round(comparison.stack.rate, 6),
         "tiers": [
-            {"name": tier.name, "chunks": tier.chunks, "hits": hits}
-            for tier, hits in zip(comparison.tiers, comparison.stack.tiers, strict=True)
+            {"name": tier.name, "chunks": tier.chunks, "hits": hits, "written": written}
+            for tier, hits, written in zip(
+                comparison.tiers, comparison.stack.tiers, comparison.stack.written, strict=True
+            )
         ],
     }
     return {
@@ -218,11 +220,11 @@ def _render_stack(comparison: Comparison, console: Console) -> None:
     stack = comparison.stack
     table = Table(title=f"{comparison.trace}, the stack simulated", title_justify="left")
     table.add_column("tier")
-    for heading in ("chunks", "hits", "hit rate"):
+    for heading in ("chunks", "hits", "hit rate", "written"):
         table.add_column(heading, justify="right")
-    for tier, hits in zip(comparison.tiers, stack.tiers, strict=True):
+    for tier, hits, written in zip(comparison.tiers, stack.tiers, stack.written, strict=True):
         size = "no bound" if tier.chunks is None else f"{tier.chunks:,}"
-        table.add_row(tier.name, size, f"{hits:,}", f"{hits / stack.chunks:.4f}")
+        table.add_row(tier.name, size, f"{hits:,}", f"{hits / stack.chunks:.4f}", f"{written:,}")
     table.add_section()
     table.add_row("whole stack", "", f"{sum(stack.tiers):,}", f"{stack.rate:.4f}")
     console.print(table, highlight=False)

@@ -42,6 +42,8 @@ class StackHits(NamedTuple):
     """Hits of each tier: chunks found in it and in none above it."""
     chunks: int
     """Chunks of all prompts."""
+    written: list[int]
+    """Chunks that each tier has received."""
 
     @property
     def rate(self) -> float:
@@ -62,7 +64,7 @@ def simulate_stack(prompts: Iterable[Prompt], tiers: Sequence[TierModel]) -> Sta
     for prompt in prompts:
         chunks += len(prompt)
         stack.play(prompt)
-    return StackHits(stack.hits, chunks)
+    return StackHits(stack.hits, chunks, stack.written)
 
 
 class _LruChunks:
@@ -108,6 +110,7 @@ class _Tier:
         """Offered before they were used often enough."""
         self.clean: set[int] = set()
         """Copied to the tier below already."""
+        self.written = 0
         self._chunks = _LruChunks() if model.eviction == "lru" else _policy_chunks(model)
 
     def __contains__(self, chunk: int) -> bool:
@@ -129,6 +132,7 @@ class _Tier:
             self._chunks.evict(victims[0])
             self.clean.discard(victims[0])
         self._chunks.add(chunk)
+        self.written += 1
         return True
 
     def run_ahead(self, high: float, low: float) -> None:
@@ -165,6 +169,10 @@ class _Stack:
         for above, tier in zip(self._tiers, self._tiers[1:], strict=False):
             if tier.model.write == "on_evict":
                 above.below = tier
+
+    @property
+    def written(self) -> list[int]:
+        return [tier.written for tier in self._tiers]
 
     def play(self, prompt: Prompt) -> None:
         if not self._tiers:
