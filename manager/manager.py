@@ -424,7 +424,7 @@ class SecondaryTierManager:
         if success:
             self._primary.stored(keys)
             self._cascade.store(keys, request.owner, self._now, request.wishes.priority)
-            if request.finished:  # its last use came before this: what has just come to the tiers below is its, too
+            if request.finished:  # its last use came before this, but is one of what comes to the tiers below, too
                 self._chain.touch(keys, request.number)
             for key in keys:
                 self._slots.unpin(self._slots.find(key))
