@@ -38,6 +38,8 @@ class Breaker:
     def failed(self, now: float) -> None:
         """An operation has failed."""
         self._in_a_row += 1
+        if self.state is BreakerState.OPEN:
+            return  # what was under way when it opened puts off no trial
         if self.state is BreakerState.HALF_OPEN or self._in_a_row >= self._failures:
             self.open(now)
 

@@ -228,7 +228,8 @@ class _FromLevel(_Pair):
 
     def advance(self, now: float) -> None:
         self._pass_on(now)
-        super().advance(now)
+        if self._upper.up:
+            super().advance(now)
 
     def ended(self, level: Level, report: Report, now: float) -> None:
         if report.job.kind is not JobKind.READ:
@@ -280,6 +281,8 @@ class _FromLevel(_Pair):
             self._shelf.append(slot)
 
     def _copy(self, keys: Sequence[Key], now: float) -> None:
+        if not self._upper.up:
+            return  # it may be down because what it holds is void
         at_hand = [key for key in keys if self._slots.hit(key)]
         self._under_way.update(self._pass_down(at_hand, now))
         others = [key for key in keys if key not in self._staged and not self._slots.hit(key)][: len(self._shelf)]

@@ -174,6 +174,8 @@ class Level:
         if first:
             self._count(report)
             self._judge(report, now)
+        if job.kind is JobKind.PROBE:
+            self._has_probed(report)
         if not report.ended:
             return Moved()
         self._running -= 1
@@ -181,12 +183,11 @@ class Level:
         if job.kind is JobKind.WRITE:
             self.pinned -= len(job.keys)
             self.being_deleted.difference_update(job.victims)
-        if job.generation != self._generation:
+        if job.generation != self._generation or job.kind is JobKind.PROBE:
             return Moved()
-        settle = {JobKind.READ: self._has_read, JobKind.WRITE: self._has_written, JobKind.PROBE: self._has_probed}
-        return settle[job.kind](report, now)
+        return self._has_read(report) if job.kind is JobKind.READ else self._has_written(report, now)
 
-    def _has_read(self, report: Report, now: float) -> Moved:
+    def _has_read(self, report: Report) -> Moved:
         gone = []
         for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
             self.residency.end_read(key)
@@ -215,13 +216,14 @@ class Level:
             self._doubt(report, report.job.victims)
         return Moved(new, self.residency.deleted(report.job.victims))
 
-    def _has_probed(self, report: Report, now: float) -> Moved:
+    def _has_probed(self, report: Report) -> None:
+        """Whoever waits for a probe is told at its deadline; who asks again is told by the next one. A probe of
+        before a reset is known to be overtaken."""
         if isinstance(self.residency, ProbeTable):
             for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
                 self.residency.answered(key, outcome)
-        else:  # a tier that was down may have been opened only now, or have retired what it lost
+        elif report.ended:  # a tier that was down may have been opened only now, or have retired what it lost
             self.stats.capacity = self.residency.capacity = self.tier.usage().capacity
-        return Moved()
 
     def _squeeze(self, report: Report, now: float) -> None:
         """A private tier that refuses twice in half a minute has less room than it said: believed for as long."""

@@ -404,20 +404,24 @@ class DiskTier(Tier):
         return new
 
     def move_to(self, epoch: str) -> None:
-        with self._calls, self._committing:
-            self._era = None  # nothing is served until it is known that the old chunks are void
-            try:
-                begun = Epoch.begin(self._opened.folder.path, epoch, "reset")
-            except OSError as error:
-                raise TierUnavailable(f"the mark of the new epoch can't be written: {error.strerror}") from error
-            self._index.reset(begun.mark)
-            with self._lock:
-                self._ledger.clear()
-                self._touched.clear()
-                self._appeared.clear()
-                self._slabs.release_all()
-            self._scan_is_over()
-            self._era = self._era_of(begun)
+        with self._calls:
+            self._era = None  # nothing is served from here on, until it is known that the old chunks are void
+            with self._committing:
+                self._begin_era(epoch)
+
+    def _begin_era(self, epoch: str) -> None:
+        try:
+            begun = Epoch.begin(self._opened.folder.path, epoch, "reset")
+        except OSError as error:
+            raise TierUnavailable(f"the mark of the new epoch can't be written: {error.strerror}") from error
+        self._index.reset(begun.mark)
+        with self._lock:
+            self._ledger.clear()
+            self._touched.clear()
+            self._appeared.clear()
+            self._slabs.release_all()
+        self._scan_is_over()
+        self._era = self._era_of(begun)
 
     def _era_of(self, epoch: Epoch) -> Era:
         return Era(epoch.mark, self._opened.namespace.stamp(epoch.mark))
