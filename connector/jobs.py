@@ -9,7 +9,7 @@ from kvcascade.types import Key
 from .plans import LoadPlan
 from .protocols import NO_BLOCK
 from .requests import RequestState
-from .transfers import ChunkCopy, Direction, Transfer
+from .transfers import ChunkCopy, Direction, Transfer, WorkerReport
 
 __all__ = ["Job", "JobTable"]
 
@@ -108,23 +108,32 @@ class JobTable:
             self._loading.update(keys)
         return job
 
-    def report(self, number: int, count: int, failed: Iterable[int]) -> Job | None:
-        """`count` workers have ended this job. Returns it once all have.
+    def check(self, report: WorkerReport) -> None:
+        """Nothing of a report is applied before all of it has passed.
 
         Raises:
-            ProtocolError: there is no such job, or more workers report than there are.
+            ProtocolError: it names a job or a chunk that there is not, or more workers than there are.
         """
-        job = self._live.get(number) or self._void.get(number)
-        if job is None and number < self.threshold:
+        for number, count in report.ended.items():
+            job = self._job(number)
+            if job is None and 0 <= number < self.threshold:
+                continue  # over already: one of before a reset
+            left = job.left if job else 0
+            if not 0 < count <= left:
+                raise ProtocolError(
+                    f"job {number}: reported by {count} workers; {left} of {self._workers} were expected"
+                )
+        for number, places in report.failed.items():
+            self._check_failed(number, places, number in report.ended)
+
+    def report(self, number: int, count: int, failed: Iterable[int]) -> Job | None:
+        """`count` workers have ended this job, as `check` has allowed. Returns it once all have."""
+        job = self._job(number)
+        if job is None:
             self.late_reports += 1
             return None
-        if job is None or not 0 < count <= job.left:
-            left = job.left if job else 0
-            raise ProtocolError(
-                f"job {number}: reported by {count} workers; {left} of {self._workers} were expected"
-            )
         job.left -= count
-        job.failed.update(place for place in failed if place < len(job.chunks))
+        job.failed.update(failed)
         if job.left:
             return None
         self._close(job)
@@ -163,6 +172,18 @@ class JobTable:
 
     def __len__(self) -> int:
         return len(self._live) + len(self._void)
+
+    def _job(self, number: int) -> Job | None:
+        return self._live.get(number) or self._void.get(number)
+
+    def _check_failed(self, number: int, places: Collection[int], ended: bool) -> None:
+        if not ended:
+            raise ProtocolError(f"job {number}: chunks have failed, but it is not among those that have ended")
+        job = self._job(number)
+        if job is not None and not all(0 <= place < len(job.chunks) for place in places):
+            raise ProtocolError(
+                f"job {number}: chunks {sorted(places)} have failed; it has chunks 0 to {len(job.chunks) - 1}"
+            )
 
     def _close(self, job: Job) -> None:
         if self._void.pop(job.id, None):

@@ -100,6 +100,10 @@ class RequestState:
     def id(self) -> str:
         return self.request.request_id
 
+    @property
+    def has_blocks(self) -> bool:
+        return any(group.blocks for group in self.groups)
+
     def take_keys(self) -> None:
         for group in self.groups:
             group.take_keys(self.request.block_hashes)

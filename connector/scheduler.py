@@ -75,6 +75,10 @@ class SchedulerAdapter:
         self._running: dict[str, RequestState] = {}
         self._finishing: dict[str, RequestState] = {}
         """Finished, but the step that lists them as such has not come: their last chunks have not been offered."""
+        self._finalised: set[str] = set()
+        """Finished and over already, before the step that lists them; the names may be in use again."""
+        self._planning = False
+        """A step is under way: the engine has allocated blocks in it, and it has not been planned to the end."""
         self._loads: list[Transfer] = []
         """Loads begun in the step being planned."""
         self._stats = AdapterStats()
@@ -102,7 +106,8 @@ class SchedulerAdapter:
 
         None means not known yet: ask again in a later step. So it is while the request still has jobs of its own
         in flight, while a chunk of its prefix is on its way up, and while another request loads one. May be asked
-        again at any time before `update_state_after_alloc`. All tokens of the request may be there: the engine
+        again at any time before `update_state_after_alloc`, which belongs to the same step: a hit holds to its end
+        only, and in a later step must be asked for again. All tokens of the request may be there: the engine
         computes the last one again, to sample. An engine's own hit that ends inside a block gets nothing on top.
         """
         state = self._state(request.request_id, "get_num_new_matched_tokens")
@@ -125,6 +130,7 @@ class SchedulerAdapter:
         `num_external_tokens` more (at most what the last answer was; 0: nothing is loaded). The request is not
         scheduled until `update_connector_output` names it."""
         state = self._state(request.request_id, "update_state_after_alloc")
+        self._planning = True
         if num_external_tokens == 0:
             return
         if not 0 < num_external_tokens <= state.matched or state.jobs:
@@ -153,6 +159,7 @@ class SchedulerAdapter:
             context = self._context(request)
             self._manager.on_new_request(context)
             self._manager.on_request_finished(context)
+            self._finalised.add(request.request_id)
             return False
         self._finishing[state.id] = state
         return self._jobs.load_of(state)
@@ -166,6 +173,7 @@ class SchedulerAdapter:
         The last chunks of requests that have finished are offered here, before anybody can write their blocks.
         """
         self._check_step(step)
+        self._planning = True
         self._follow_blocks(step)
         stores = [self._store(state, 0) for state in self._finished_in(step)]
         stores += [self._store(self._running[name], count) for name, count in step.num_scheduled_tokens.items()]
@@ -173,13 +181,20 @@ class SchedulerAdapter:
             del self._finishing[state.id]
             self._manager.on_request_finished(state.context)
         self._manager.on_schedule_end()
+        self._finalised.clear()
+        self._planning = False
         loads, self._loads = self._loads, []
         flush = self._fences.end_step()
         self._stats.flushed += len(flush)
         return ConnectorMetadata(loads, [job.transfer for job in stores if job], flush)
 
     def update_connector_output(self, report: WorkerReport) -> list[EndedLoad]:
-        """Workers have ended jobs. Returns the loads that have ended on all of them."""
+        """Workers have ended jobs. Returns the loads that have ended on all of them.
+
+        Raises:
+            ProtocolError: of such a report nothing is applied.
+        """
+        self._jobs.check(report)
         loads = []
         for number, count in report.ended.items():
             job = self._jobs.report(number, count, report.failed.get(number, ()))
@@ -224,11 +239,12 @@ class SchedulerAdapter:
     ) -> ResetReport:
         """Voids what is cached; between two steps. Requests go on: what they store is offered again from their
         first chunk, what they were loading comes back as not loaded."""
-        if self._loads or self._fences.allocated:
+        if self._planning:
             raise ProtocolError("reset_cache: in the middle of a step; build_connector_meta must come before")
         self._fences.reset(self._jobs.in_flight)
         for state in self._finishing.values():
             self._manager.on_request_finished(state.context)
+        self._finalised |= self._finishing.keys()
         self._finishing.clear()
         report = self._manager.reset_cache(scope, weights_version, timeout)
         self._jobs.reset()
@@ -258,11 +274,27 @@ class SchedulerAdapter:
         return any(tokens % group.tokens_per_block for group in self._groups)
 
     def _check_step(self, step: StepOutput) -> None:
-        new = [request.req_id for request in step.scheduled_new_reqs]
-        for name in (*new, *step.scheduled_cached_reqs.req_ids, *step.num_scheduled_tokens):
+        """Of a step that breaks the protocol nothing is taken over."""
+        given = _given_blocks(step)
+        for name in step.finished_req_ids or ():
+            if name in self._running and name not in self._finalised:
+                raise ProtocolError(
+                    f"build_connector_meta: {name!r} is listed as finished; request_finished must come before"
+                )
+        for name in (*given, *step.num_scheduled_tokens):
             state = self._state(name, "build_connector_meta")
             if self._jobs.load_of(state):
                 raise ProtocolError(f"build_connector_meta: {name!r} is scheduled, but its load has not ended")
+        for name, blocks in given.items():
+            if blocks is not None:
+                _check_blocks(self._groups, blocks, name)
+        preempted = step.preempted_req_ids or ()
+        for name in step.num_scheduled_tokens:
+            if name not in given and (name in preempted or not self._running[name].has_blocks):
+                raise ProtocolError(
+                    f"build_connector_meta: {name!r} is scheduled and has no blocks; it was expected in "
+                    f"scheduled_new_reqs or scheduled_cached_reqs"
+                )
 
     def _follow_blocks(self, step: StepOutput) -> None:
         """Takes over which blocks belong to whom."""
@@ -277,9 +309,11 @@ class SchedulerAdapter:
         for name, blocks, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
+            if blocks is None:
+                continue
             if name in cached.resumed_req_ids:
-                grown[name] = self._replace_blocks(name, blocks or (), computed)
-            elif blocks is not None:
+                grown[name] = self._replace_blocks(name, blocks, computed)
+            else:
                 grown[name] = self._add_blocks(name, blocks)
         self._fences.hand_out(copied.dst_block_id for copied in getattr(step, "kv_cache_block_copies", None) or ())
         self._disown(grown)
@@ -290,7 +324,7 @@ class SchedulerAdapter:
         state = self._running[name]
         state.drop_blocks()
         for group in state.groups:
-            group.blocks += _blocks_of(group.spec, blocks, name)
+            group.blocks += blocks[group.spec.index]
             self._fences.hand_out(group.blocks[computed // group.spec.tokens_per_block :])
         return [0 for _ in state.groups]
 
@@ -299,7 +333,7 @@ class SchedulerAdapter:
         state = self._running[name]
         had = [len(group.blocks) for group in state.groups]
         for group in state.groups:
-            new = _blocks_of(group.spec, blocks, name)
+            new = blocks[group.spec.index]
             group.blocks += new
             self._fences.hand_out(new)
         return had
@@ -381,13 +415,30 @@ class SchedulerAdapter:
         return EndedLoad(job.owner.id, valid, job.failed_blocks(len(self._groups)), failed)
 
 
-def _blocks_of(group: GroupSpec, blocks: Sequence[Sequence[int]], name: str) -> Sequence[int]:
-    if group.index >= len(blocks):
+def _given_blocks(step: StepOutput) -> dict[str, Sequence[Sequence[int]] | None]:
+    """The requests that a step lists, with the blocks that it gives to them; None for none."""
+    cached = step.scheduled_cached_reqs
+    lengths = [len(cached.req_ids), len(cached.new_block_ids), len(cached.num_computed_tokens)]
+    if len(set(lengths)) > 1:
         raise ProtocolError(
-            f"build_connector_meta: request {name!r} has block lists of {len(blocks)} groups; group {group.index} "
-            f"was expected among them"
+            f"build_connector_meta: req_ids, new_block_ids and num_computed_tokens of scheduled_cached_reqs have "
+            f"{lengths} entries; one for each request was expected in each"
         )
-    return blocks[group.index]
+    given: dict[str, Sequence[Sequence[int]] | None] = {
+        new.req_id: new.block_ids for new in step.scheduled_new_reqs
+    }
+    for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+        given[name] = () if blocks is None and name in cached.resumed_req_ids else blocks
+    return given
+
+
+def _check_blocks(groups: Sequence[GroupSpec], blocks: Sequence[Sequence[int]], name: str) -> None:
+    for group in groups:
+        if group.index >= len(blocks):
+            raise ProtocolError(
+                f"build_connector_meta: request {name!r} has block lists of {len(blocks)} groups; group "
+                f"{group.index} was expected among them"
+            )
 
 
 def _check_groups(groups: Sequence[GroupSpec]) -> None:

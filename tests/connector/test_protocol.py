@@ -68,6 +68,33 @@ def test_a_job_that_more_workers_report_than_there_are(bench: Make) -> None:
         b.adapter.update_connector_output(WorkerReport({transfer.job: 1}))
 
 
+@pytest.mark.parametrize(
+    ("ended", "failed", "message"),
+    [
+        ({99: 1}, {}, "job 99: reported by 1 workers; 0 of 1 were expected"),
+        ({-1: 1}, {}, "job -1: reported by 1 workers; 0 of 1 were expected"),
+        ({}, {"load": {2}}, r"chunks \[2\] have failed; it has chunks 0 to 1"),
+        ({}, {"load": {0, -1}}, r"chunks \[-1, 0\] have failed; it has chunks 0 to 1"),
+        ({}, {99: {0}}, "job 99: chunks have failed, but it is not among those that have ended"),
+    ],
+)
+def test_of_a_wrong_report_nothing_is_applied(
+    bench: Make, ended: dict[int, int], failed: dict[Any, set[int]], message: str
+) -> None:
+    """The load that it names too is not lost: it ends with the next report that is right."""
+    b = bench()
+    r = b.request("r", stored_prompt(b).tokens)
+    assert b.query(r) == 8
+    b.load(r, [11, 12], 8)
+    (load,) = b.step().loads
+    right = b.reports()
+    places = {load.job if job == "load" else job: chunks for job, chunks in failed.items()}
+    with pytest.raises(ProtocolError, match=message):
+        b.adapter.update_connector_output(WorkerReport({**right.ended, **ended}, places))
+    (done,) = b.adapter.update_connector_output(right)
+    assert done.ok and (done.req_id, done.valid_tokens) == ("r", 8)
+
+
 def test_fewer_blocks_than_the_engine_says(bench: Make) -> None:
     b = bench()
     r = b.request("r", stored_prompt(b).tokens)
@@ -87,6 +114,87 @@ def test_block_lists_that_lack_a_group(bench: Make) -> None:
     with pytest.raises(ProtocolError, match="block lists of 1 groups; group 1 was expected"):
         b.adapter.build_connector_meta(output)
     assert r.request_id in b.requests
+
+
+def test_of_a_wrong_step_nothing_is_taken_over(bench: Make) -> None:
+    """The step that comes after it in its place gives the same blocks once, not twice."""
+    b = bench(GroupSpec(4), GroupSpec(4, index=1))
+    right, wrong = b.request("right", 8), b.request("wrong", range(50, 58))
+    runs = b.run(right, 8, [[1, 2], [11, 12]]), b.run(wrong, 8, [[3, 4], [13, 14]])
+    output = b._output(runs, ())
+    lists = output.scheduled_new_reqs[1].block_ids
+    output.scheduled_new_reqs[1].block_ids = lists[:1]
+    with pytest.raises(ProtocolError, match="'wrong' has block lists of 1 groups; group 1 was expected"):
+        b.adapter.build_connector_meta(output)
+    assert b.adapter.reset_cache().ok  # no step is under way
+    output.scheduled_new_reqs[1].block_ids = lists
+    b.meta = b.adapter.build_connector_meta(output)
+    b.work(*runs)
+    b.step()
+    b.deliver()
+    assert b.stored(right) == b.stored(wrong, 1) == [0, 1]
+
+
+def test_a_request_that_is_listed_as_finished_and_was_not(bench: Make) -> None:
+    """It would be kept for ever."""
+    b = bench()
+    b.prefill("r", 8, [1, 2])
+    output = b._output((), ())
+    output.finished_req_ids = {"r"}
+    with pytest.raises(ProtocolError, match="'r' is listed as finished; request_finished must come before"):
+        b.adapter.build_connector_meta(output)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_name_may_be_used_again_before_the_step_that_lists_it_where_it_is_over(bench: Make, known: bool) -> None:
+    """A reset ends what has finished; of a request that was never announced nothing is kept."""
+    b = bench()
+    if known:
+        b.finish(b.prefill("r", 8, [1, 2]))
+        b.adapter.reset_cache()
+    else:
+        r: Any = Request("r", range(8), 4)
+        b.adapter.request_finished(r)
+        b._finished.add("r")
+    b.request("r", 8)
+    b.step()
+    assert b.adapter.requests_known == 1
+
+
+@pytest.mark.parametrize("lists", ["req_ids", "new_block_ids", "num_computed_tokens"])
+def test_lists_of_a_step_that_are_not_parallel(bench: Make, lists: str) -> None:
+    b = bench()
+    r = b.prefill("r", 8, [1, 2, 3])
+    output = b._output([b.run(r, 1)], ())
+    getattr(output.scheduled_cached_reqs, lists).clear()
+    with pytest.raises(
+        ProtocolError, match=r"have \[[01], [01], [01]\] entries; one for each request was expected"
+    ):
+        b.adapter.build_connector_meta(output)
+
+
+@pytest.mark.parametrize("preempted", [True, False])
+def test_a_request_that_is_scheduled_without_blocks(bench: Make, preempted: bool) -> None:
+    b = bench()
+    r = b.prefill("r", 8, [1, 2]) if preempted else b.request("r", 8)
+    output = b._output((), [r] if preempted else [])
+    output.num_scheduled_tokens = {"r": 8}
+    with pytest.raises(
+        ProtocolError, match="'r' is scheduled and has no blocks; it was expected in scheduled_new"
+    ):
+        b.adapter.build_connector_meta(output)
+
+
+def test_a_step_with_fewer_blocks_than_tokens_is_no_error(bench: Make) -> None:
+    """vllm-project/vllm#52170: what has no block yet is stored when it has one."""
+    b = bench()
+    r = b.prefill("r", 8, [1])
+    assert b.offered() == b.keys(r)[:1]
+    r.num_computed_tokens = 4
+    b.step(b.run(r, 4, [2]))
+    b.finish(r)
+    b.drain()
+    assert b.stored(r) == [0, 1]
 
 
 def test_a_load_that_was_not_asked_for_or_twice(bench: Make) -> None:

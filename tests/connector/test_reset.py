@@ -184,6 +184,19 @@ def test_a_reset_in_the_middle_of_a_step_is_refused(bench: Make) -> None:
     assert b.adapter.reset_cache().ok
 
 
+def test_a_reset_after_an_allocation_that_loads_nothing_is_refused_too(bench: Make) -> None:
+    """The request's blocks are in no plan yet."""
+    b = bench()
+    r = b.request("r", 8)
+    assert b.query(r) == 0
+    b.load(r, [1, 2], 0)
+    with pytest.raises(ProtocolError, match="middle of a step"):
+        b.adapter.reset_cache()
+    r.tables = []
+    b.step(b.run(r, 8, [1, 2]))
+    assert b.adapter.reset_cache().ok
+
+
 def test_what_was_found_before_a_reset_is_not_loaded_after_it(bench: Make) -> None:
     b = bench()
     first = stored_prompt(b, 8)
