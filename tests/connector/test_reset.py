@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvcascade.connector import GroupSpec
+from kvcascade.connector import GroupSpec, WorkerReport
 from kvcascade.errors import ProtocolError
 
 from .conftest import Bench, Request
@@ -129,6 +129,29 @@ def test_a_load_of_before_a_reset_comes_back_as_not_loaded(bench: Make) -> None:
     b.finish(r)
     b.drain()
     assert b.stored(r) == [0, 1]
+
+
+@pytest.mark.parametrize("load_first", [True, False])
+def test_a_load_and_a_store_of_one_request_end_in_one_report(bench: Make, load_first: bool) -> None:
+    """vllm-project/vllm#56089: each ends as what it is. The store is of before a reset, the load of after it."""
+    b = bench(tiers=1)
+    first = stored_prompt(b, 8)
+    r = b.request("r", [*first.tokens, *range(70, 78)])
+    assert b.serve(r, [11, 12]) == 8
+    (store,) = b.step(b.run(r, 8, [13, 14])).stores
+    b.step(preempt=[r])
+    b.adapter.reset_cache("primary")
+    while (found := b.query(r)) is None:
+        b.step()
+    b.load(r, [21, 22], found)
+    (load,) = b.step().loads
+    ended = b.reports().ended
+    assert ended == {store.job: 1, load.job: 1}
+    order = sorted(ended, reverse=load_first)
+    (done,) = b.adapter.update_connector_output(WorkerReport(dict.fromkeys(order, 1)))
+    assert done.ok and (done.req_id, done.valid_tokens) == ("r", 8)
+    b.check_device(r, 0, 8)
+    assert b.stored(r) == [0, 1] and b.adapter.jobs_known == 0
 
 
 def test_keys_that_were_being_loaded_do_not_hold_others_back(bench: Make) -> None:
