@@ -544,7 +544,7 @@ def test_an_engine_id_may_hold_anything(opener: Opener, tmp_path: Path) -> None:
 
 def test_a_path_that_is_a_file_is_refused(opener: Opener, tmp_path: Path) -> None:
     (tmp_path / "kv").write_text("mine")
-    with pytest.raises(ConfigError, match=r"path: .*kv.* can't be used"):
+    with pytest.raises(ConfigError, match=r"path: .*kv.* is not a folder"):
         opener()
     assert (tmp_path / "kv").read_text() == "mine"
 
