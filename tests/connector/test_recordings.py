@@ -40,6 +40,8 @@ class ScriptedManager:
         self.begun: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
         self.offered: dict[str, set[Key]] = defaultdict(set)
+        self.slots: dict[int, Key] = {}
+        """What the slots hold that were given out."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -54,7 +56,15 @@ class ScriptedManager:
 
     def prepare_store(self, keys: Sequence[Key], ctx: RequestContext) -> Any:
         self.offered[ctx.req_id].update(keys)
-        return self.inner.prepare_store(keys, ctx)
+        offer = self.inner.prepare_store(keys, ctx)
+        if offer is not None:
+            self.slots.update(zip(offer.slots, offer.keys, strict=True))
+        return offer
+
+    def prepare_load(self, keys: Sequence[Key], ctx: RequestContext) -> Sequence[int]:
+        slots = self.inner.prepare_load(keys, ctx)
+        self.slots.update(zip(slots, keys, strict=True))
+        return slots
 
     def match_prefix(self, keys: Sequence[Key], ctx: RequestContext) -> PrefixMatch:
         if self.undecided:
@@ -101,9 +111,14 @@ class Driver:
         # The recorded connector did not know of other requests' loads.
         self.adapter = SchedulerAdapter(manager, groups, share_loads=False)
         self.requests: dict[str, SimRequest] = {}
+        self.tables: dict[str, list[list[int]]] = {}
         self.planned: list[Transfer] = []
         self.running: list[Transfer] = []
         self.loads: dict[str, Transfer] = {}
+        self.void: set[str] = set()
+        """Requests whose load a reset has voided: the recorded connector knew of no such thing."""
+        self.valid: dict[str, int] = {}
+        """Request whose load has ended -> how many tokens the adapter says it has."""
         self.written: dict[str, list[list[Key]]] = {}
         """Finished request -> for each group, the keys of the chunks that it has in its blocks."""
         self.most: dict[str, int] = defaultdict(int)
@@ -119,6 +134,7 @@ class Driver:
         self.adapter.on_new_request(request)
 
     def get_num_new_matched_tokens(self, request: SimRequest, local: int) -> tuple[int | None, bool]:
+        assert self.valid.pop(request.request_id, 0) == 0
         answer, asynchronous = self.recorder.get_num_new_matched_tokens(request, local)
         windowed = any(group.window is not None for group in self.groups)
         if answer and windowed and local + answer == request.num_tokens:
@@ -134,7 +150,11 @@ class Driver:
         return answer, asynchronous
 
     def update_state_after_alloc(self, request: SimRequest, blocks: Blocks, external: int) -> None:
+        valid = self.valid.pop(request.request_id, None)
+        if valid is not None:  # of a prompt that was loaded whole the last token is computed again
+            assert request.num_computed_tokens == min(valid, request.num_tokens - 1)
         self.recorder.update_state_after_alloc(request, blocks, external)
+        self.tables[request.request_id] = [list(ids) for ids in blocks.get_block_ids()]
         self.adapter.update_state_after_alloc(request, blocks, external)
 
     def build_connector_meta(self, plan: StepPlan) -> None:
@@ -143,7 +163,9 @@ class Driver:
             request = self.requests[name]
             written = min(request.num_computed_tokens + count, request.num_tokens)
             self.most[name] = max(self.most[name], written)
+        self.follow_blocks(plan)
         meta = self.adapter.build_connector_meta(plan)
+        self.check_blocks(meta.loads + meta.stores)
         self.loads.update({load.req_id: load for load in meta.loads})
         self.planned += meta.stores
 
@@ -167,6 +189,8 @@ class Driver:
             )
         ended = self.adapter.update_connector_output(report)
         assert {load.req_id for load in ended} == output.finished_recving
+        self.valid.update({load.req_id: load.valid_tokens for load in ended if load.req_id not in self.void})
+        self.void -= output.finished_recving
         return []
 
     def request_finished(self, request: SimRequest, block_ids: tuple[list[int], ...]) -> bool:
@@ -185,12 +209,29 @@ class Driver:
         self.recorder.reset_cache()
         assert self.adapter.reset_cache("all", timeout=10.0).ok
         self.written.clear()
+        self.void.update(self.loads)
         return True
 
     def has_pending_push_work(self) -> bool:
         return self.over and self.adapter.has_pending_work()
 
     # Within
+
+    def follow_blocks(self, plan: StepPlan) -> None:
+        cached = plan.scheduled_cached_reqs
+        for new in plan.scheduled_new_reqs:
+            self.tables[new.req_id] = [list(ids) for ids in new.block_ids]
+        for name, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            had = [[] for _ in self.groups] if name in cached.resumed_req_ids else self.tables[name]
+            self.tables[name] = [a + list(b) for a, b in zip(had, added, strict=True)] if added else had
+
+    def check_blocks(self, transfers: Sequence[Transfer]) -> None:
+        """Each chunk is copied from or to the request's own block of these tokens."""
+        for transfer in transfers:
+            request = self.requests[transfer.req_id]
+            for group, slot, _, blocks in transfer.chunks:
+                at = request.block_hashes.index(self.manager.slots[slot][:-4])
+                assert list(blocks) == [self.tables[transfer.req_id][group][at]]
 
     def keys(self, request: SimRequest, start: int, end: int) -> list[list[Key]]:
         """For each group, the keys of the full chunks in these tokens."""
