@@ -19,8 +19,8 @@ class Wishes(NamedTuple):
     """What a client asks for, as far as it makes sense."""
 
     priority: Priority = "normal"
-    """`low`: not worth a write to the tiers that receive `through`; `high`: worth one at the first use, whatever `admit_after`
-    says."""
+    """`low`: not worth a write to the tiers that receive `through`; `high`: worth one at the first use, whatever
+    `admit_after` says."""
     pin_for: float = 0.0
     """Seconds for which the chunks are to stay in primary after the request has finished."""
 

@@ -12,7 +12,7 @@ Make = Callable[..., Stack]
 
 
 def test_what_a_tier_holds_is_not_moved_down_while_it_is_being_voided(stack: Make) -> None:
-    """The tier above is down until its mark is written; its old chunks would be the new epoch's in the one below."""
+    """The tier above is down until its mark is written; below, its old chunks would be of the new epoch."""
     s = stack(
         slots=16,
         tiers=2,
