@@ -1,4 +1,4 @@
-"""What must be known before anything of a namespace may be served: the epoch's mark, and how the last session
+"""What must be known before anything of a namespace may be served: the epoch's mark, and how the last opening
 ended."""
 
 import secrets

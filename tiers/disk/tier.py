@@ -353,7 +353,7 @@ class DiskTier(Tier):
             self._ledger.settle(nbytes, there=False)
 
     def _sequences(self, count: int) -> range:
-        """Numbers that no earlier write has, in this session or another: the time in ns, advanced if need be."""
+        """Numbers that no earlier write has, in this opening or another: the time in ns, advanced if need be."""
         with self._lock:
             first = max(self._sequence + 1, time.time_ns())
             self._sequence = first + count - 1
