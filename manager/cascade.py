@@ -36,6 +36,10 @@ class Cascade:
         self._waiting: dict[Level, dict[Key, None]] = {level: {} for level in chain.levels}
         """Chunks in primary that a tier will have room for soon."""
 
+    def keeps(self, victims: Sequence[int], now: float) -> bool:
+        """Whether these victims of primary should not go yet, since they are just being moved down."""
+        return bool(victims) and self.hold(None, [self._slots.key(slot) for slot in victims], now)
+
     def store(self, keys: Sequence[Key], owner: str, now: float, priority: Priority) -> None:
         """These keys, just readable in primary, go to each tier that receives `through`."""
         if priority == "low":

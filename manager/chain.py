@@ -101,10 +101,9 @@ class Chain:
 
     def drain(self, timeout: float) -> bool:
         """Withdraws the jobs that have not begun, and waits for the others to end; False where one did not."""
-        end = time.monotonic() + timeout
         for level in self.levels:
             level.lane.withdraw()
-        return all(level.lane.wait(max(0.0, end - time.monotonic())) for level in self.levels)
+        return self.flush(timeout)
 
     def flush(self, timeout: float) -> bool:
         """Waits for all jobs to end; False where one did not."""

@@ -208,7 +208,7 @@ class SecondaryTierManager:
         victims = None
         if not any(map(self._slots.quarantined, new)):
             victims = self._slots.victims(len(new), spare=request.keys)
-        if victims is None or self._held(victims):
+        if victims is None or self._cascade.keeps(victims, self._now):
             self._primary.refuse(new)
             return None
         evicted = self._primary.evict(victims)
@@ -409,10 +409,6 @@ class SecondaryTierManager:
         self._slots.touch(keys, request.number)
         self._chain.touch(keys, request.number)
         self._cascade.again(keys, request.owner, self._now)
-
-    def _held(self, victims: Sequence[int]) -> bool:
-        """Whether these slots are needed for chunks that are just being moved down."""
-        return bool(victims) and self._cascade.hold(None, [self._slots.key(slot) for slot in victims], self._now)
 
     def _finish_store(self, request: Request, keys: Sequence[Key], success: bool) -> None:
         for key in keys:

@@ -128,7 +128,7 @@ class Promotion:
             request.turned_down[key] = MissReason.REFUSED
         keys = keys[:quota]
         victims = self._slots.victims(len(keys)) if self.reserved + len(keys) <= self._limit else None
-        if victims is None or self._held(victims, now):
+        if victims is None or self._cascade.keeps(victims, now):
             return self._wait_for_room(request, keys)
         if self._waiting_holder is request:
             self._waiting_holder = None
@@ -139,9 +139,6 @@ class Promotion:
         request.promoting += len(keys)
         self._read(request, keys, levels, now)
         return True
-
-    def _held(self, victims: Sequence[int], now: float) -> bool:
-        return bool(victims) and self._cascade.hold(None, [self._slots.key(slot) for slot in victims], now)
 
     def _joined(self, request: Request, keys: Iterable[Key]) -> list[Key]:
         """The keys that nobody has begun to read meanwhile; the request joins those that somebody has."""

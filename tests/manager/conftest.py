@@ -12,7 +12,7 @@ from kvcascade.manager import SecondaryTierManager
 from kvcascade.stack import build
 from kvcascade.testing import Driver, FaultTier, GateTier, ManualClock, forbid_io
 from kvcascade.tiers import Tier
-from kvcascade.types import Capabilities, Namespace
+from kvcascade.types import Capabilities, Key, Namespace, RequestContext
 
 CHUNK = 512
 STRIDE = 4096
@@ -61,6 +61,20 @@ class Stack(Driver):
         super().__init__(build(settings, namespace, CHUNK, events=True, clock=self.clock, wrap=self._wrap))
         for slot in range(slots):
             self.manager.pool.slot(slot)[:] = b"\xaa" * CHUNK
+
+    def insist(self, req_id: str, keys: Sequence[Key]) -> None:
+        """A request whose store is offered until it is granted."""
+        ctx = self.begin(req_id)
+        self.until(lambda: self.stored(ctx, keys), "the store stays refused")
+        self.finish(ctx)
+        self.settle()
+
+    def stored(self, ctx: RequestContext, keys: Sequence[Key]) -> bool:
+        """Offers these chunks once; whether they were granted, and are stored now."""
+        offer = self.offer(ctx, keys)
+        if offer is not None:
+            self.manager.complete_store(offer.keys, ctx)
+        return offer is not None
 
     def later(self, seconds: float) -> None:
         """The step ends, and the next one begins so much later."""

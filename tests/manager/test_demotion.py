@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 
 from kvcascade.testing import key_for
-from kvcascade.types import RequestContext
 
 from .conftest import CHUNK, Stack
 
@@ -13,36 +12,21 @@ KEYS = [key_for(number) for number in range(400)]
 Make = Callable[..., Stack]
 
 
-def _store(s: Stack, req_id: str, prompt: list[bytes]) -> None:
-    """A request whose store is offered until it is granted."""
-    ctx = s.begin(req_id)
-    s.until(lambda: _stored(s, ctx, prompt), "the store stays refused")
-    s.finish(ctx)
-    s.settle()
-
-
-def _stored(s: Stack, ctx: RequestContext, prompt: list[bytes]) -> bool:
-    offer = s.offer(ctx, prompt)
-    if offer is not None:
-        s.manager.complete_store(offer.keys, ctx)
-    return offer is not None
-
-
 def test_primary_waits_for_room_that_is_made_further_down(stack: Make) -> None:
     """Its chunks were dropped while the tier below was full of chunks that were just moving on."""
     s = stack(slots=16, tiers=2, write="on_evict", each=[{"capacity": 16 * CHUNK}, {}], host={"staging": 5 * 4096})
     prompts = [KEYS[start : start + 8] for start in range(0, 40, 8)]
     for number in range(4):
-        _store(s, f"r{number}", prompts[number])
+        s.insist(f"r{number}", prompts[number])
     s.gates[1].shut()
     ctx = s.begin("waits")
-    assert not _stored(s, ctx, prompts[4])
+    assert not s.stored(ctx, prompts[4])
     s.until(lambda: bool(s.gates[1].waiting), "nothing moves on")
     for _ in range(20):
-        assert not _stored(s, ctx, prompts[4]), "there is no room yet"
+        assert not s.stored(ctx, prompts[4]), "there is no room yet"
         s.step()
     s.gates[1].open()
-    s.until(lambda: _stored(s, ctx, prompts[4]), "the store stays refused")
+    s.until(lambda: s.stored(ctx, prompts[4]), "the store stays refused")
     s.finish(ctx)
     s.settle()
     assert [tier.dropped for tier in s.manager.get_stats().tiers] == [0, 0, 0]
@@ -51,14 +35,14 @@ def test_primary_waits_for_room_that_is_made_further_down(stack: Make) -> None:
 
 def test_a_copy_that_hangs_keeps_room_from_being_made_no_longer_than_its_deadline(stack: Make) -> None:
     s = stack(slots=8, write="on_evict", concurrency=2, deadline="2s", breaker={"failures": 100})
-    _store(s, "a", KEYS[:8])
+    s.insist("a", KEYS[:8])
     s.gates[0].shut()
     ctx = s.begin("waits")
-    assert not _stored(s, ctx, KEYS[8:12])
+    assert not s.stored(ctx, KEYS[8:12])
     hung = s.gates[0].wait_for("write")
     s.clock.advance(2.1)
     s.step()
-    assert _stored(s, ctx, KEYS[8:12])
+    assert s.stored(ctx, KEYS[8:12])
     assert s.manager.get_stats().tiers[0].dropped == 4
     hung.release()
     s.gates[0].open()
@@ -71,9 +55,9 @@ def test_a_copy_that_hangs_keeps_room_from_being_made_no_longer_than_its_deadlin
 def test_what_moves_down_stays_in_its_order(stack: Make, slots: int) -> None:
     """The tail of a prompt is of no use without its head: of one that moves down the tail is the first to go."""
     s = stack(slots=slots, write="on_evict", capacity=(slots + 2) * CHUNK)
-    _store(s, "first", KEYS[:8])
+    s.insist("first", KEYS[:8])
     for number, start in enumerate(range(100, 100 + 2 * slots, 4)):
-        _store(s, f"r{number}", KEYS[start : start + 4])
+        s.insist(f"r{number}", KEYS[start : start + 4])
         there = [key for key in KEYS[:8] if s.manager._chain.levels[0].holds(key)]
         assert there == KEYS[: len(there)] or s.manager._slots.find(KEYS[0]) >= 0
 
@@ -84,7 +68,7 @@ def test_what_was_used_too_seldom_for_the_tier_below_is_not_moved_there(stack: M
         s.serve(f"twice {number}", KEYS[:2])
         s.step()
     for number, start in enumerate(range(10, 40, 4)):
-        _store(s, f"once {number}", KEYS[start : start + 4])
+        s.insist(f"once {number}", KEYS[start : start + 4])
     stats = s.manager.get_stats()
     assert (stats.tiers[0].dropped, stats.tiers[1].written) == (0, 2)
     assert s.serve("a third time", KEYS[:2]) == 2
@@ -98,7 +82,7 @@ def test_a_store_into_a_tier_waits_for_room_that_is_being_made_there(stack: Make
         each=[{"write": "through", "capacity": 8 * CHUNK}, {"write": "on_evict"}],
         host={"staging": 5 * 4096},
     )
-    _store(s, "first", KEYS[:8])
+    s.insist("first", KEYS[:8])
     s.gates[1].shut()
     ctx = s.begin("second")
     s.store(ctx, KEYS[8:16])
@@ -120,7 +104,7 @@ def test_what_waits_for_room_in_a_tier_and_leaves_primary_meanwhile_is_shed(stac
         each=[{"write": "through", "capacity": 8 * CHUNK}, {"write": "on_evict", "deadline": "1h"}],
         host={"staging": 5 * 4096},
     )
-    _store(s, "first", KEYS[:8])
+    s.insist("first", KEYS[:8])
     s.gates[1].shut()
     for start in range(8, 64, 8):
         ctx = s.begin(f"r{start}")
@@ -145,7 +129,7 @@ def test_a_tier_that_takes_nothing_keeps_nobody_waiting(stack: Make, fault: str,
     )
     s.faults[-1]._rates = {fault: 1.0}
     for number in range(8):
-        _store(s, f"r{number}", KEYS[8 * number : 8 * number + 8])
+        s.insist(f"r{number}", KEYS[8 * number : 8 * number + 8])
         s.step()
         s.settle()
     stats = s.manager.get_stats()
@@ -158,7 +142,7 @@ def test_a_tier_that_holds_less_than_is_moved_into_it_comes_to_rest(stack: Make)
     """What it had evicted was moved there again, and pushed out what was moved there meanwhile, for ever."""
     s = stack(slots=40, write="on_evict", capacity=4 * CHUNK, host={"watermarks": {"high": 0.8, "low": 0.5}})
     for start in range(0, 80, 8):
-        _store(s, f"r{start}", KEYS[start : start + 8])
+        s.insist(f"r{start}", KEYS[start : start + 8])
     s.step(50)
     s.settle()
     assert s.manager.get_stats().tiers[1].written <= 80
@@ -168,7 +152,7 @@ def test_copies_under_way_count_as_room_so_that_no_more_is_copied_than_the_water
     """Each step began to copy more, for as long as the first copies took."""
     s = stack(slots=40, write="on_evict", deadline="1h")
     for start in range(0, 32, 8):
-        _store(s, f"r{start}", KEYS[start : start + 8])
+        s.insist(f"r{start}", KEYS[start : start + 8])
     s.gates[0].shut()
     ctx = s.begin("fills it")
     s.store(ctx, KEYS[32:40])

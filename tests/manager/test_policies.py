@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from kvcascade.testing import key_for
-from kvcascade.types import LookupResult, MissReason, RequestContext
+from kvcascade.types import LookupResult, MissReason
 
 from .conftest import CHUNK, Stack
 
@@ -25,7 +25,7 @@ def test_on_evict_writes_each_chunk_once_when_it_gets_cold(stack: Make) -> None:
     s.serve("short", KEYS[:16])
     assert s.manager.get_stats().tiers[1].written == 0, "there is room above"
     for number, start in enumerate(range(16, 160, 16)):
-        _store(s, f"r{number}", KEYS[start : start + 16])
+        s.insist(f"r{number}", KEYS[start : start + 16])
     below = s.manager.get_stats().tiers[1]
     assert below.written == below.chunks >= 160 - 40
     assert s.manager.get_stats().tiers[0].dropped == 0
@@ -45,28 +45,13 @@ def test_a_chain_of_on_evict_loses_nothing_that_its_capacities_hold(stack: Make)
     )
     prompts = [KEYS[start : start + 8] for start in range(0, 320, 8)]
     for number, prompt in enumerate(prompts):
-        _store(s, f"r{number}", prompt)
+        s.insist(f"r{number}", prompt)
         s.step()
         s.settle()
     stats = s.manager.get_stats()
     assert [tier.dropped for tier in stats.tiers] == [0, 0, 0]
     assert [s.serve(f"again {number}", prompt) for number, prompt in enumerate(prompts)] == [8] * 40
     assert stats.tiers[1].bytes <= 48 * CHUNK
-
-
-def _store(s: Stack, req_id: str, prompt: list[bytes]) -> None:
-    """A request whose store is offered until it is granted."""
-    ctx = s.begin(req_id)
-    s.until(lambda: _stored(s, ctx, prompt), "the store stays refused")
-    s.finish(ctx)
-    s.settle()
-
-
-def _stored(s: Stack, ctx: RequestContext, prompt: list[bytes]) -> bool:
-    offer = s.offer(ctx, prompt)
-    if offer is not None:
-        s.manager.complete_store(offer.keys, ctx)
-    return offer is not None
 
 
 def test_need_waits_for_a_demotion_under_way_and_drops_where_there_is_none(stack: Make) -> None:
@@ -80,7 +65,7 @@ def test_need_waits_for_a_demotion_under_way_and_drops_where_there_is_none(stack
     second = s.begin("second")
     assert s.manager.prepare_store(KEYS[8:10], second) is None, "room will come"
     s.gates[0].open()
-    s.until(lambda: _stored(s, second, KEYS[8:10]), "the store stays refused")
+    s.until(lambda: s.stored(second, KEYS[8:10]), "the store stays refused")
     assert s.manager.get_stats().tiers[0].dropped == 0
     s.faults[0].down = True
     for _ in range(40):
@@ -88,7 +73,7 @@ def test_need_waits_for_a_demotion_under_way_and_drops_where_there_is_none(stack
         s.step()
         s.settle()
     s.until(lambda: not s.manager.get_stats().tiers[1].up, "the tier does not go down")
-    s.until(lambda: _stored(s, second, KEYS[20:26]), "the store stays refused")
+    s.until(lambda: s.stored(second, KEYS[20:26]), "the store stays refused")
     assert s.manager.get_stats().tiers[0].dropped > 0
     s.faults[0].down = False
     s.finish(second)
