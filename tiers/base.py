@@ -9,7 +9,9 @@ from typing import Self
 from kvcascade.configs.schema import SecondarySettings
 from kvcascade.types import Buffer, Capabilities, Changes, Entry, Key, Namespace, Outcome, Usage
 
-__all__ = ["Holding", "OpenContext", "Probe", "Tier", "TierSettings"]
+from .stored import Holding, StoredNamespace
+
+__all__ = ["Holding", "OpenContext", "Probe", "StoredNamespace", "Tier", "TierSettings"]
 
 
 class Tier(ABC):
@@ -130,26 +132,6 @@ class Probe:
     """How many chunks of the asked size it would hold; None where it has no bound or no size was asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What a tier holds of one namespace, for `kvcascade ls`."""
-
-    place: str
-    """Where: a folder, a key prefix."""
-    namespace: str
-    """The namespace's fields in words."""
-    chunks: int
-    bytes: int
-    """Bytes on the medium, everything included."""
-    oldest: float | None
-    newest: float | None
-    """Unix times of the first and last write; None where nothing is held."""
-    used_by: str = ""
-    """The process that has it open now, in words; "" for none."""
-    tenant: str = ""
-    """The namespace's `tenant`: what `clear` goes by."""
-
-
 class TierSettings(SecondarySettings):
     """The settings class of a tier type, found by entry point (`kvcascade.tiers`).
 
@@ -169,13 +151,22 @@ class TierSettings(SecondarySettings):
     def probe(self, chunk_bytes: int | None = None) -> Probe:
         """Looks whether `open` would succeed, without changing anything, also beside a running engine."""
 
-    def holdings(self) -> list[Holding]:
-        """What is kept there now, also without an engine running; [] for a tier that keeps nothing.
+    def stored(self, engine_id: str | None = None) -> list[StoredNamespace]:
+        """What is kept there now, one for each namespace, also without an engine running; [] for a tier that keeps
+        nothing. Where each engine has a place of its own: that of `engine_id`, or of all where it is None.
 
         Raises:
             TierError: the medium can't be read.
         """
         return []
+
+    def holdings(self) -> list[Holding]:
+        """The sums of what is `stored`.
+
+        Raises:
+            TierError: the medium can't be read.
+        """
+        return [kept.holding() for kept in self.stored()]
 
     def clear(self, tenant: str | None) -> list[str]:
         """Removes what is ours: all namespaces of this tenant (the stack's `namespace`), or every one where it
