@@ -26,16 +26,19 @@ class Chain:
         for level in self.levels:
             events.stored(level.name, list(level.residency))
 
-    def find(self, key: Key) -> Level | None:
-        """The topmost tier that holds the key and gives it to primary."""
-        for level in self.levels:
+    def find(self, key: Key, among: frozenset[str] | None = None) -> Level | None:
+        """The topmost tier, of those named in `among`, that holds the key and gives it to primary."""
+        for level in self._named(among):
             if level.holds(key) and level.promotes(key):
                 return level
         return None
 
-    def unsure(self, key: Key) -> list[Level]:
-        """The tiers that would have to be asked whether they hold the key."""
-        return [level for level in self.levels if level.unsure(key) and level.promotes(key)]
+    def unsure(self, key: Key, among: frozenset[str] | None = None) -> list[Level]:
+        """The tiers, of those named in `among`, that would have to be asked whether they hold the key."""
+        return [level for level in self._named(among) if level.unsure(key) and level.promotes(key)]
+
+    def _named(self, names: frozenset[str] | None) -> list[Level]:
+        return self.levels if names is None else [level for level in self.levels if level.name in names]
 
     def why(self, key: Key) -> MissReason:
         """Why no tier gives the key: the reason of the lowest tier that has ever known it."""

@@ -144,6 +144,12 @@ class SecondaryTierManager:
             hits += not pending
         return PrefixMatch(hits, pending)
 
+    def source(self, key: Key, ctx: RequestContext) -> str:
+        """The name of the tier that this request has its chunk from: the one that it was promoted from for this
+        request, else primary."""
+        place = self._requests.get(ctx, "source").sources.get(key)
+        return self._primary.stats.name if place is None else self._chain.levels[place].name
+
     def touch(self, keys: Sequence[Key], ctx: RequestContext) -> None:
         """These chunks were used, as one prompt, head first; also where the engine had them itself."""
         self._begin_step()
@@ -253,6 +259,11 @@ class SecondaryTierManager:
         """True exactly while something needs further steps: a promotion or cascade that has not been reported, or
         a finished request whose stores have not completed."""
         return self._chain.awaited or self._requests.storing_after_finish
+
+    @property
+    def capacity(self) -> int:
+        """How many chunks primary holds."""
+        return self._slots.capacity
 
     @property
     def jobs_under_way(self) -> int:
@@ -368,11 +379,11 @@ class SecondaryTierManager:
         level = None
         slot = self._slots.find(key)
         if slot < 0 and not self._slots.quarantined(key):
-            level = self._chain.find(key)
+            level = self._chain.find(key, request.load_from)
         if key not in request.answers:
             self._count_misses(key, level.place if level else len(self._chain.levels))
         reason = request.turned_down.get(key)
-        unsure = reason is None and slot < 0 and level is None and self._probing.ask(key)
+        unsure = reason is None and slot < 0 and level is None and self._probing.ask(key, request.load_from)
         if reason is None and slot < 0 and level is None and not unsure:
             reason = self._why(key)
         elif reason is None and self._out_of_patience(request):

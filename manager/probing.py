@@ -20,9 +20,10 @@ class Probing:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
 
-    def ask(self, key: Key) -> bool:
-        """Notes the key for each tier that may hold it and has not been asked; False where there is none."""
-        unsure = self._chain.unsure(key)
+    def ask(self, key: Key, among: frozenset[str] | None = None) -> bool:
+        """Notes the key for each tier, of those named in `among`, that may hold it and has not been asked; False
+        where there is none."""
+        unsure = self._chain.unsure(key, among)
         for level in unsure:
             level.ask(key)
         return bool(unsure)

@@ -121,7 +121,8 @@ class Promotion:
         """Reads what this request wants, or as much of it as it may ever get. False where it has to wait for
         room."""
         keys = self._joined(request, wanted)
-        levels = {key: level for key in keys if (level := self._chain.find(key)) is not None}
+        found = ((key, self._chain.find(key, request.load_from)) for key in keys)
+        levels = {key: level for key, level in found if level is not None}
         keys = list(levels)  # the others were evicted since they were asked for
         quota = max(0, self._limit - len(request.held) - request.promoting)
         for key in keys[quota:]:

@@ -36,6 +36,7 @@ class Request:
         "held_until",
         "id",
         "keys",
+        "load_from",
         "loading",
         "number",
         "owner",
@@ -47,9 +48,13 @@ class Request:
         "wishes",
     )
 
-    def __init__(self, req_id: str, number: int, owner: str, wishes: Wishes) -> None:
+    def __init__(
+        self, req_id: str, number: int, owner: str, wishes: Wishes, load_from: frozenset[str] | None
+    ) -> None:
         self.id = req_id
         self.wishes = wishes
+        self.load_from = load_from
+        """The names of the secondary tiers that may serve it; None: all."""
         self.number = number
         """Higher than that of every request before; from 2, for what earlier processes stored has 1."""
         self.owner = owner
@@ -106,7 +111,8 @@ class RequestTable:
         taken = any(ending.id == ctx.req_id for ending in self._ending)
         number = next(self._numbers)
         owner = f"{ctx.req_id}#{number}" if taken else ctx.req_id
-        request = self._running[ctx.req_id] = Request(ctx.req_id, number, owner, wishes_of(ctx))
+        load_from = getattr(ctx, "load_from", None)
+        request = self._running[ctx.req_id] = Request(ctx.req_id, number, owner, wishes_of(ctx), load_from)
         return request
 
     def get(self, ctx: RequestContext, verb: str) -> Request:

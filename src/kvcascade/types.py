@@ -166,6 +166,8 @@ class RequestContext:
     req_id: str
     kv_transfer_params: Mapping[str, Any] | None = None
     """What the client has sent along; may be anything."""
+    load_from: frozenset[str] | None = None
+    """Read by `on_new_request`, may be absent: the secondary tiers, by name, that may serve it; None: all."""
 
 
 class LookupResult(Enum):
