@@ -19,6 +19,7 @@ from kvcascade.types import Buffer
 
 from .available import available_memory
 from .base import Probe
+from .copymarks import CopyMarks
 
 __all__ = ["FEWEST_CHUNKS", "HostPool", "HostSettings", "slots_for", "too_small"]
 
@@ -28,10 +29,10 @@ FEWEST_CHUNKS = 4
 _log = logging.getLogger(__name__)
 
 _ALIGNMENT = 4096
-_HEADER = struct.Struct("<8sIIQQQ")  # magic, version, owner's pid, slots, bytes of a slot, bytes between slots
+_HEADER = struct.Struct("<8sIIQQQQ")  # magic, version, owner's pid, slots, bytes of a slot, and between slots, ranks
 _HEADER_BYTES = _ALIGNMENT
 _MAGIC = b"KVCSPOOL"
-_VERSION = 1
+_VERSION = 2
 
 _POPULATE_WRITE = 23  # madvise's MADV_POPULATE_WRITE, Linux 5.14
 _PIECE = 64 << 20
@@ -77,11 +78,13 @@ class HostPool:
 
     On Linux it is a memfd: it has no name anywhere, so that a killed process leaves nothing behind, the size of
     /dev/shm does not bind it, and `fd` can be handed to another process. A header page in front of the slots says
-    what it is. All pages are there when the constructor returns; slots hold zeros.
+    what it is. All pages are there when the constructor returns; slots hold zeros. Behind the slots lie the
+    `marks` of the engine's workers.
 
     Args:
         slots: how many; `slots_for` says how many a capacity holds.
         slot_bytes: of one slot.
+        ranks: workers that mark the ends of their copies.
         key: the setting that the size comes from, for messages.
         name: shows up in /proc/PID/maps.
 
@@ -91,14 +94,17 @@ class HostPool:
     Thread-safe. Slots are plain memory: who may write to which one is the caller's business.
     """
 
-    def __init__(self, slots: int, slot_bytes: int, key: str = "tiers[0].capacity", name: str = "host") -> None:
+    def __init__(
+        self, slots: int, slot_bytes: int, key: str = "tiers[0].capacity", name: str = "host", ranks: int = 0
+    ) -> None:
         if slots < 1 or slot_bytes < 1:
             raise ConfigError(f"{key}: holds not one chunk of {format_size(slot_bytes)}; give more")
         self.slots = slots
         self.slot_bytes = slot_bytes
-        self.nbytes = _HEADER_BYTES + slots * _stride(slot_bytes)
-        """Bytes of the whole mapping: what it really takes."""
+        self.ranks = ranks
         self._stride = _stride(slot_bytes)
+        self.nbytes = self._marks_at + CopyMarks.nbytes(ranks, slots)
+        """Bytes of the whole mapping: what it really takes."""
         self._closed = False
         problem = _shortage(self.nbytes)
         if problem:
@@ -114,7 +120,7 @@ class HostPool:
                 _populate(self._view, self.nbytes)
             except (OSError, OverflowError) as error:
                 raise ConfigError(f"{key}: {format_size(self.nbytes)} can't be mapped: {error}") from error
-            _HEADER.pack_into(self._view, 0, _MAGIC, _VERSION, os.getpid(), slots, slot_bytes, self._stride)
+            _HEADER.pack_into(self._view, 0, _MAGIC, _VERSION, os.getpid(), slots, slot_bytes, self._stride, ranks)
             undo.pop_all()
 
     @classmethod
@@ -126,12 +132,12 @@ class HostPool:
         """
         pool = cls.__new__(cls)
         try:
-            magic, version, _, pool.slots, pool.slot_bytes, pool._stride = _HEADER.unpack(
+            magic, version, _, pool.slots, pool.slot_bytes, pool._stride, pool.ranks = _HEADER.unpack(
                 os.pread(fd, _HEADER.size, 0)
             )
             if (magic, version) != (_MAGIC, _VERSION):
                 raise ValueError(f"no pool of version {_VERSION} is in it")
-            pool.nbytes = _HEADER_BYTES + pool.slots * pool._stride
+            pool.nbytes = pool._marks_at + CopyMarks.nbytes(pool.ranks, pool.slots)
             pool._view = memoryview(mmap.mmap(fd, pool.nbytes))
         except (OSError, ValueError, struct.error) as error:
             raise ConfigError(f"host pool of file descriptor {fd}: {error}") from error
@@ -154,6 +160,16 @@ class HostPool:
             return self._view[start : start + self.slot_bytes]
         except ValueError:
             raise ClosedError("the host pool is closed") from None
+
+    @property
+    def marks(self) -> CopyMarks:
+        """Which copies the workers have ended, for every process that has the pool."""
+        self._check_open()
+        return CopyMarks(self._view[self._marks_at : self.nbytes], self.ranks, self.slots)
+
+    @property
+    def _marks_at(self) -> int:
+        return _HEADER_BYTES + self.slots * self._stride
 
     def close(self) -> None:
         """Ends the pool: no slot is given out any more. Slots that are still held stay valid; the memory goes back

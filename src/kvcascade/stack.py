@@ -27,7 +27,7 @@ from kvcascade.tiers.host import FEWEST_CHUNKS, HostPool, slots_for, too_small
 from kvcascade.tiers.late import LateTier
 from kvcascade.types import Buffer, Capabilities, Namespace
 
-__all__ = ["build"]
+__all__ = ["build", "pool_slots"]
 
 logger = logging.getLogger("kvcascade")
 
@@ -55,6 +55,7 @@ def build(
     chunk_bytes: int,
     engine_id: str = "",
     *,
+    pool: HostPool | None = None,
     events: bool = False,
     clock: Callable[[], float] = time.monotonic,
     wrap: Callable[[str, Tier], Tier] = lambda name, tier: tier,
@@ -66,6 +67,8 @@ def build(
         namespace: what the chunks' bytes belong to; the stack's own `namespace` is added to it.
         chunk_bytes: of one chunk, all ranks together.
         engine_id: names the engine among those that share the stack file; "" takes the first free place.
+        pool: the memory of primary, where it was made already: at least `pool_slots` slots of `chunk_bytes`. It
+            belongs to the manager from here on.
         events: whether anybody takes the manager's events.
         clock: seconds; what deadlines are measured by.
         wrap: may put something in front of a tier, by its name, for tests and measurements.
@@ -83,7 +86,11 @@ def build(
     slots = _slots(settings.primary, chunk_bytes)
     staging = range(slots, slots + _staging(settings, chunk_bytes))
     with ExitStack() as undo:
-        pool = undo.enter_context(HostPool(staging.stop, chunk_bytes))
+        pool = undo.enter_context(pool or HostPool(staging.stop, chunk_bytes))
+        if pool.slots < staging.stop or pool.slot_bytes != chunk_bytes:
+            raise ConfigError(
+                f"pool: {pool.slots} slots of {pool.slot_bytes} bytes; {staging.stop} of {chunk_bytes} are needed"
+            )
         seams = _Seams(wrap, lane, clock)
         levels = [_level(place, tier, context, pool, seams, undo) for place, tier in enumerate(settings.secondary)]
         undo.pop_all()
@@ -99,6 +106,15 @@ def build(
         log_every=settings.log_every,
         clock=clock,
     )
+
+
+def pool_slots(settings: StackSettings, chunk_bytes: int) -> int:
+    """How many slots the host pool of such a stack has: primary's, and those for moves between secondary tiers.
+
+    Raises:
+        ConfigError: primary's capacity holds too few chunks.
+    """
+    return _slots(settings.primary, chunk_bytes) + _staging(settings, chunk_bytes)
 
 
 class _Seams(NamedTuple):
