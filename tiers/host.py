@@ -29,7 +29,7 @@ FEWEST_CHUNKS = 4
 _log = logging.getLogger(__name__)
 
 _ALIGNMENT = 4096
-_HEADER = struct.Struct("<8sIIQQQQ")  # magic, version, owner's pid, slots, bytes of a slot, and between slots, ranks
+_HEADER = struct.Struct("<8sIIQQQQ")  # magic, version, owner's pid, slots, bytes of a slot, stride, ranks
 _HEADER_BYTES = _ALIGNMENT
 _MAGIC = b"KVCSPOOL"
 _VERSION = 2

@@ -56,7 +56,7 @@ def test_the_header_says_what_the_file_is() -> None:
     with HostPool(7, 5000) as pool:
         assert pool.fd is not None
         raw = os.pread(pool.fd, host._HEADER.size, 0)
-        assert host._HEADER.unpack(raw) == (b"KVCSPOOL", 1, os.getpid(), 7, 5000, 8192)
+        assert host._HEADER.unpack(raw) == (b"KVCSPOOL", 2, os.getpid(), 7, 5000, 8192, 0)
         assert os.fstat(pool.fd).st_size == pool.nbytes == 4096 + 7 * 8192
 
 
