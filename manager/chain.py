@@ -80,9 +80,11 @@ class Chain:
         """These were used by the request of this number, as one prompt, head first."""
         for level in self.levels:
             self.expire(level, keys)
-            here = level.residency.touch(keys, request)
+            here, uses = level.residency.touch(keys, request)
             if here:
                 level.tier.touch(here)
+            if uses:
+                level.tier.note_uses(uses)
 
     def expire(self, level: Level, keys: Sequence[Key]) -> None:
         """Of these keys, the tier forgets those whose time is over."""

@@ -28,8 +28,8 @@ class Demotion:
     full of work, the chunks are dropped, and counted. Chunks that the tier below would not admit just go.
     Between two secondary tiers chunks pass through primary's slot, if they are there, else through staging slots.
     The entry above stays until room is needed, thus at least until the lower one is committed. What the lower tier
-    has evicted meanwhile, or does not take, is not copied again, and nothing waits for a copy that has failed
-    before.
+    has evicted meanwhile, or does not take, is not copied again; what it has lost otherwise, or kept for its time,
+    is. Nothing waits for a copy that has failed before.
     """
 
     def __init__(
@@ -42,12 +42,13 @@ class Demotion:
             if lower.settings.write != "on_evict":
                 continue
             if lower.place == 0:
-                self._pairs[None] = _FromPrimary(primary, lower, cascade, watermarks)
+                self._pairs[None] = _FromPrimary(primary, chain, lower, cascade, watermarks)
             else:
                 upper = chain.levels[lower.place - 1]
-                self._pairs[upper] = _FromLevel(primary, upper, lower, cascade, watermarks, shelf)
+                self._pairs[upper] = _FromLevel(primary, chain, upper, lower, cascade, watermarks, shelf)
         for pair in self._pairs.values():
             pair.below = self._pairs.get(pair.lower)
+            pair.lower.on_loss = pair.mark_dirty
 
     def advance(self, now: float) -> None:
         """End of the step: copies down what the watermarks ask for."""
@@ -74,8 +75,11 @@ class Demotion:
 class _Pair(ABC):
     """A tier and the one below it that receives what the upper one evicts."""
 
-    def __init__(self, primary: Primary, lower: Level, cascade: Cascade, watermarks: Watermarks) -> None:
+    def __init__(
+        self, primary: Primary, chain: Chain, lower: Level, cascade: Cascade, watermarks: Watermarks
+    ) -> None:
         self._slots = primary.slots
+        self._chain = chain
         self.lower = lower
         self._cascade = cascade
         self._watermarks = watermarks
@@ -129,12 +133,13 @@ class _Pair(ABC):
             self._failed.discard(key)
             self._mark_clean(key)
             self._count_dropped(refused)
-        elif tried:
+        elif tried and outcome.kind is OutcomeKind.FAILED:
             self._failed.add(key)
 
     def _dirty(self, keys: Sequence[Key]) -> list[Key]:
         """Those that would be lost; on the way, marks those that the lower tier turns out to hold."""
         dirty = []
+        self._chain.expire(self.lower, keys)
         for key in keys:
             if self._is_clean(key) or not self.lower.wants(key):
                 continue
@@ -176,12 +181,18 @@ class _Pair(ABC):
     def _mark_clean(self, key: Key) -> None: ...
 
     @abstractmethod
+    def mark_dirty(self, key: Key) -> None:
+        """The lower tier has lost the chunk, other than by evicting it: it is to be copied again."""
+
+    @abstractmethod
     def _count_dropped(self, chunks: int) -> None: ...
 
 
 class _FromPrimary(_Pair):
-    def __init__(self, primary: Primary, lower: Level, cascade: Cascade, watermarks: Watermarks) -> None:
-        super().__init__(primary, lower, cascade, watermarks)
+    def __init__(
+        self, primary: Primary, chain: Chain, lower: Level, cascade: Cascade, watermarks: Watermarks
+    ) -> None:
+        super().__init__(primary, chain, lower, cascade, watermarks)
         self._stats = primary.stats
 
     def _fullness(self) -> tuple[int, int, int]:
@@ -199,6 +210,9 @@ class _FromPrimary(_Pair):
     def _mark_clean(self, key: Key) -> None:
         self._slots.mark_clean(key)
 
+    def mark_dirty(self, key: Key) -> None:
+        self._slots.mark_dirty(key)
+
     def _count_dropped(self, chunks: int) -> None:
         self._stats.dropped += chunks
 
@@ -207,6 +221,7 @@ class _FromLevel(_Pair):
     def __init__(
         self,
         primary: Primary,
+        chain: Chain,
         upper: Level,
         lower: Level,
         cascade: Cascade,
@@ -214,7 +229,7 @@ class _FromLevel(_Pair):
         shelf: list[int],
     ) -> None:
         """`shelf`: free staging slots, shared by all pairs."""
-        super().__init__(primary, lower, cascade, watermarks)
+        super().__init__(primary, chain, lower, cascade, watermarks)
         if not isinstance(upper.residency, Residency):
             raise TypeError("the schema allows on_evict only below a tier whose eviction is ours")
         self._upper = upper
@@ -310,6 +325,9 @@ class _FromLevel(_Pair):
 
     def _mark_clean(self, key: Key) -> None:
         self._residency.mark_clean(key)
+
+    def mark_dirty(self, key: Key) -> None:
+        self._residency.mark_dirty(key)
 
     def _count_dropped(self, chunks: int) -> None:
         self._upper.stats.dropped += chunks

@@ -1,7 +1,7 @@
 """One secondary tier as the manager sees it: its medium, its lane, what it holds, and what is counted."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -70,6 +70,9 @@ class Level:
         self._running = 0
         """Jobs that have not ended."""
         self._generation = 0
+        self.on_loss: Callable[[Key], None] = lambda key: None
+        """Is told of each chunk that the tier turns out to have lost, other than by evicting it; set where chunks
+        are demoted into it."""
         self.being_deleted: set[Key] = set()
         """Keys that nobody knows to be here, and that a job deletes just in case: not to be written meanwhile."""
         self._missed: dict[Key, None] = {}
@@ -114,7 +117,14 @@ class Level:
             return []
         old = self.residency.expire(keys)
         self._doubtful.update(dict.fromkeys(old))
+        for key in old:
+            self.on_loss(key)
         return old
+
+    def _lose(self, key: Key, reason: MissReason) -> bool:
+        """The tier does not have the key after all, or not any more. False where that was known."""
+        self.on_loss(key)
+        return self.residency.lost(key, reason)
 
     @property
     def counts_uses(self) -> bool:
@@ -174,17 +184,16 @@ class Level:
         if first:
             self._count(report)
             self._judge(report, now)
-        if job.kind is JobKind.PROBE:
-            self._has_probed(report)
+        probed = self._has_probed(report) if job.kind is JobKind.PROBE else Moved()
         if not report.ended:
-            return Moved()
+            return probed
         self._running -= 1
         self._time(report)
         if job.kind is JobKind.WRITE:
             self.pinned -= len(job.keys)
             self.being_deleted.difference_update(job.victims)
         if job.generation != self._generation or job.kind is JobKind.PROBE:
-            return Moved()
+            return probed
         return self._has_read(report) if job.kind is JobKind.READ else self._has_written(report, now)
 
     def _has_read(self, report: Report) -> Moved:
@@ -192,7 +201,7 @@ class Level:
         for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
             self.residency.end_read(key)
             lost = outcome.kind in (OutcomeKind.MISSING, OutcomeKind.CORRUPT)
-            if lost and self.residency.lost(key, _REASONS[outcome.kind]):
+            if lost and self._lose(key, _REASONS[outcome.kind]):
                 gone.append(key)
         return Moved(went=gone)
 
@@ -216,14 +225,16 @@ class Level:
             self._doubt(report, report.job.victims)
         return Moved(new, self.residency.deleted(report.job.victims))
 
-    def _has_probed(self, report: Report) -> None:
+    def _has_probed(self, report: Report) -> Moved:
         """Whoever waits for a probe is told at its deadline; who asks again is told by the next one. A probe of
         before a reset is known to be overtaken."""
         if isinstance(self.residency, ProbeTable):
-            for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
-                self.residency.answered(key, outcome)
-        elif report.ended:  # a tier that was down may have been opened only now, or have retired what it lost
+            answers = zip(report.job.keys, report.outcomes, strict=True)
+            news = [(key, outcome.ok) for key, outcome in answers if self.residency.answered(key, outcome)]
+            return Moved([key for key, there in news if there], [key for key, there in news if not there])
+        if report.ended:  # a tier that was down may have been opened only now, or have retired what it lost
             self.stats.capacity = self.residency.capacity = self.tier.usage().capacity
+        return Moved()
 
     def _squeeze(self, report: Report, now: float) -> None:
         """A private tier that refuses twice in half a minute has less room than it said: believed for as long."""
@@ -342,7 +353,7 @@ class Level:
     def read_changes(self) -> Iterator[Moved]:
         """Takes in what the tier's own housekeeping has found and dropped."""
         for changes in self.lane.changes():
-            went = [key for key in changes.vanished if self.residency.lost(key, MissReason.EXPIRED)]
+            went = [key for key in changes.vanished if self._lose(key, MissReason.EXPIRED)]
             yield Moved(self.residency.load(changes.appeared), went)
 
     def snapshot(self) -> TierStats:

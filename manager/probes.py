@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from kvcascade.types import Entry, Key, MissReason, Outcome, OutcomeKind
 
 from .ghosts import Ghosts
-from .residency import Admission
+from .keymap import KeyMap
+from .residency import Admission, Touched
 
 __all__ = ["ProbeTable"]
 
-_VERDICTS = 1 << 17
+_VERDICTS = 1 << 18
 _AFTER_FAILURE = 1.0
 
 
@@ -19,7 +20,7 @@ class ProbeTable:
 
     A key is asked for once at a time, whoever wants to know; the answer is kept for who asks later. An answer that
     something newer has overtaken (a store of our own, a failed load, a reset) is ignored. Memory is bounded: the
-    verdicts of two generations of 131,072 keys are kept. No I/O; used by the scheduler thread only.
+    verdicts on the last 262,144 keys are kept. No I/O; used by the scheduler thread only.
     """
 
     capacity = None
@@ -29,11 +30,14 @@ class ProbeTable:
     def __init__(self, ttl: float) -> None:
         self.now = 0.0
         """The time of the step, set by the level."""
+        self.chunks = 0
+        """Keys that were there when that was last found out; not all that are."""
         self.ghosts = Ghosts()
         self._ttl = ttl
-        self._young: dict[Key, float] = {}
+        self._verdicts: KeyMap[float] = KeyMap()
         """Key -> until when it is believed to be there (positive) or not to be there (negative)."""
-        self._old: dict[Key, float] = {}
+        self._ring: list[Key | None] = [None] * _VERDICTS
+        self._at = 0
         self._asked: dict[Key, None] = {}
         self._probing: dict[Key, bool] = {}
         """Key -> whether the answer that is on its way has been overtaken."""
@@ -43,11 +47,11 @@ class ProbeTable:
 
     def __contains__(self, key: Key) -> bool:
         """Whether the key is known to be there."""
-        return self._verdict(key) > self.now
+        return (self._verdicts.get(key) or 0.0) > self.now
 
     def knows(self, key: Key) -> bool:
         """Whether it is known if the key is there or not."""
-        return abs(self._verdict(key)) > self.now or key in self._writing
+        return abs(self._verdicts.get(key) or 0.0) > self.now or key in self._writing
 
     def ask(self, key: Key) -> None:
         """Somebody wants to know; `take_asked` brings it on its way."""
@@ -61,39 +65,30 @@ class ProbeTable:
         self._probing.update(dict.fromkeys(asked, False))
         return asked
 
-    def answered(self, key: Key, outcome: Outcome) -> None:
-        """A probe has ended. Where it failed the key counts as not there, for a second."""
-        overtaken = self._probing.pop(key, True)
-        if overtaken:
-            return
-        if outcome.kind is OutcomeKind.FAILED:
-            self._put(key, -(self.now + min(self._ttl, _AFTER_FAILURE)))
-            self.ghosts.add(key, MissReason.TIER_DOWN)
-        else:
-            self._put(key, (self.now + self._ttl) * (1 if outcome.ok else -1))
+    def answered(self, key: Key, outcome: Outcome) -> bool:
+        """A probe has ended. Where it failed the key counts as not there, for a second. Returns whether the key
+        has come or gone, by what is known."""
+        if self._probing.pop(key, True):
+            return False
+        if outcome.kind is not OutcomeKind.FAILED:
+            return self._put(key, outcome.ok, self._ttl)
+        self.ghosts.add(key, MissReason.TIER_DOWN)
+        return self._put(key, False, min(self._ttl, _AFTER_FAILURE))
 
     def why(self, key: Key) -> MissReason:
         """Why the key is not readable."""
         return self.ghosts.why(key)
 
-    @property
-    def chunks(self) -> int:
-        """Keys known to be there; not all that are."""
-        return sum(until > self.now for until in (*self._young.values(), *self._old.values()))
-
     def __iter__(self) -> Iterator[Key]:
-        return (key for key in (*self._young, *self._old) if key in self)
+        return (key for key in self._verdicts if key in self)
 
     # What `Residency` is told too
 
     def load(self, entries: Iterable[Entry]) -> list[Key]:
-        new = [entry.key for entry in entries if entry.key not in self]
-        for key in new:
-            self._learn(key, there=True)
-        return new
+        return [entry.key for entry in entries if self._learn(entry.key, there=True)]
 
-    def touch(self, keys: Sequence[Key], request: int = 0) -> list[Key]:
-        return [key for key in reversed(keys) if key in self]
+    def touch(self, keys: Sequence[Key], request: int = 0) -> Touched:
+        return Touched([key for key in reversed(keys) if key in self], {})
 
     def absent(self, keys: Sequence[Key]) -> list[int]:
         return [place for place, key in enumerate(keys) if key not in self and key not in self._writing]
@@ -112,8 +107,7 @@ class ProbeTable:
         if key not in self._writing:
             return False
         self._writing.remove(key)
-        self._learn(key, there=True)
-        return True
+        return self._learn(key, there=True)
 
     def not_written(self, key: Key, reason: MissReason) -> None:
         self._writing.discard(key)
@@ -132,32 +126,42 @@ class ProbeTable:
         """As above."""
 
     def lost(self, key: Key, reason: MissReason) -> bool:
-        known = key in self
-        self._learn(key, there=False)
         self.ghosts.add(key, reason)
-        return known
+        return self._learn(key, there=False)
 
     def clear(self) -> list[Key]:
-        there = list(self)
-        self._young.clear()
-        self._old.clear()
+        there = [key for key in self._verdicts if (self._verdicts.get(key) or 0.0) > 0]
+        self._verdicts.clear()
+        self._ring = [None] * _VERDICTS
+        self.chunks = 0
         self._asked.clear()
         self._writing.clear()
         self._probing = dict.fromkeys(self._probing, True)
         return there
 
-    def _learn(self, key: Key, there: bool) -> None:
-        """Something newer than any probe on its way."""
+    def _learn(self, key: Key, there: bool) -> bool:
+        """Something newer than any probe on its way. Returns whether it is news."""
         if key in self._probing:
             self._probing[key] = True
         self._asked.pop(key, None)
-        self._put(key, (self.now + self._ttl) * (1 if there else -1))
+        return self._put(key, there, self._ttl)
 
-    def _verdict(self, key: Key) -> float:
-        verdict = self._young.get(key)
-        return self._old.get(key, 0.0) if verdict is None else verdict
+    def _put(self, key: Key, there: bool, ttl: float) -> bool:
+        """Believed for `ttl` seconds from now on. Returns whether the last verdict on the key said otherwise; that
+        it was not there, where there is none."""
+        last = self._verdicts.get(key)
+        if last is None:
+            self._remember(key)
+        self._verdicts[key] = (self.now + ttl) * (1 if there else -1)
+        news = there != (last is not None and last > 0)
+        if news:
+            self.chunks += 1 if there else -1
+        return news
 
-    def _put(self, key: Key, verdict: float) -> None:
-        if len(self._young) >= _VERDICTS:
-            self._old, self._young = self._young, {}
-        self._young[key] = verdict
+    def _remember(self, key: Key) -> None:
+        """The verdict on the oldest key makes room for one on this."""
+        oldest = self._ring[self._at]
+        if oldest is not None:
+            self.chunks -= (self._verdicts.pop(oldest) or 0.0) > 0
+        self._ring[self._at] = key
+        self._at = (self._at + 1) % _VERDICTS

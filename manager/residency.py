@@ -1,20 +1,22 @@
 """What a private tier holds, known in memory, so that a lookup is answered at once."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 from kvcascade.types import Entry, Key, MissReason
 
 from .eviction import EvictionPolicy
+from .eviction.once import OncePerRequest
 from .ghosts import Ghosts
 from .keymap import KeyMap
 
-__all__ = ["Admission", "Residency"]
+__all__ = ["Admission", "Residency", "Touched"]
 
 _EARLIER = 1
 """The number of the request that stands for all before this process began."""
+_MOST_USES = 255
 
 
 class _State(IntEnum):
@@ -29,6 +31,15 @@ class Admission(NamedTuple):
 
     admitted: int
     victims: list[Key]
+
+
+class Touched(NamedTuple):
+    """What a touch has met."""
+
+    here: list[Key]
+    """Keys that the tier holds or is just being written, tail first."""
+    uses: Mapping[Key, int]
+    """Of those that this was a further use of: how many there are now."""
 
 
 class Residency:
@@ -63,6 +74,8 @@ class Residency:
         self._keys: list[Key] = []
         self._sizes: list[int] = []
         self._born: list[float] = []
+        self._uses = bytearray()
+        self._once = OncePerRequest(0)
         self._clean = bytearray()
         self.clean = 0
         """READY ones that are marked as held below too."""
@@ -78,7 +91,8 @@ class Residency:
         for entry in sorted(entries, key=lambda entry: entry.used):
             if entry.key not in self._entries:
                 born = self.now - max(0.0, unix - entry.written)
-                self._add(entry.key, self._footprint(entry.nbytes), _State.READY, born)
+                uses = min(max(1, entry.uses), _MOST_USES)
+                self._add(entry.key, self._footprint(entry.nbytes), _State.READY, born, uses)
                 self.chunks += 1
                 new.append(entry.key)
         self.touch(new[::-1], _EARLIER)
@@ -118,6 +132,12 @@ class Residency:
             self._clean[entry] = 1
             self.clean += 1
 
+    def mark_dirty(self, key: Key) -> None:
+        """The tier below has lost the chunk."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._soil(entry)
+
     def expire(self, keys: Iterable[Key]) -> list[Key]:
         """Forgets those of the keys that have outlived their time, if nothing uses them; the caller has them
         deleted."""
@@ -132,18 +152,20 @@ class Residency:
         if self.capacity is not None:
             self.capacity = min(self.capacity, self.bytes)
 
-    def touch(self, keys: Sequence[Key], request: int = 0) -> list[Key]:
-        """These were used by the request of this number, as one prompt, head first. Returns those that are here,
-        tail first."""
-        here = []
+    def touch(self, keys: Sequence[Key], request: int = 0) -> Touched:
+        """These were used by the request of this number (0: by nobody), as one prompt, head first."""
+        here, uses = [], {}
         order = []
         for key in reversed(keys):
             entry = self._entries.get(key)
             if entry is not None and self._states[entry] != _State.LEAVING:
                 here.append(key)
                 order.append(entry)
+                if self._once.again(entry, request) and self._uses[entry] < _MOST_USES:
+                    self._uses[entry] += 1
+                    uses[key] = self._uses[entry]
         self._policy.touch(order, request)
-        return here
+        return Touched(here, uses)
 
     # Writes
 
@@ -213,7 +235,7 @@ class Residency:
                 self._states[entry] = _State.READY
                 self.chunks += 1
                 self.bytes += self._sizes[entry]
-                self._policy.insert(entry, key)
+                self._policy.insert(entry, key, self._uses[entry])
 
     # Reads
 
@@ -249,6 +271,7 @@ class Residency:
         self._keys.clear()
         self._sizes.clear()
         self._born.clear()
+        self._uses.clear()
         self._clean.clear()
         self.clean = 0
         self._states.clear()
@@ -268,22 +291,24 @@ class Residency:
         entry = self._entries.get(key)
         return entry is not None and self._expired(entry) and not self._busy(entry)
 
-    def _add(self, key: Key, size: int, state: _State, born: float) -> None:
+    def _add(self, key: Key, size: int, state: _State, born: float, uses: int = 1) -> None:
         if self._free:
             entry = self._free.pop()
             self._keys[entry], self._sizes[entry], self._readers[entry] = key, size, 0
-            self._states[entry], self._born[entry] = state, born
+            self._states[entry], self._born[entry], self._uses[entry] = state, born, uses
         else:
             entry = len(self._keys)
             self._keys.append(key)
             self._sizes.append(size)
             self._born.append(born)
+            self._uses.append(uses)
             self._clean.append(0)
             self._readers.append(0)
             self._states.append(state)
         self._entries[key] = entry
         self.bytes += size
-        self._policy.insert(entry, key)
+        self._once.insert(entry)
+        self._policy.insert(entry, key, uses)
 
     def _soil(self, entry: int) -> None:
         self.clean -= self._clean[entry]

@@ -158,6 +158,12 @@ class SlotTable:
             self._clean[slot] = 1
             self.clean += 1
 
+    def mark_dirty(self, key: Key) -> None:
+        """The tier below has lost the key's chunk."""
+        slot = self._slots.get(key)
+        if slot is not None:
+            self._soil(slot)
+
     def evict(self, victims: Iterable[int]) -> list[Key]:
         """Frees these slots; returns their keys."""
         return [self._remove(slot, self._policy.evict) for slot in victims]

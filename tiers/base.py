@@ -1,7 +1,7 @@
 """What a storage medium is to the rest: a `Tier`, opened by its settings."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -75,6 +75,10 @@ class Tier(ABC):
 
     def touch(self, keys: Sequence[Key]) -> None:  # noqa: B027
         """Notes that these keys were used, the most recent last. Persisted by `maintain`. No I/O."""
+
+    def note_uses(self, uses: Mapping[Key, int]) -> None:  # noqa: B027
+        """Notes how many requests have used these keys so far, 255 at most; comes right after the `touch` that
+        says so. A tier that can keeps it beside the recency, for `entries` after a restart. No I/O."""
 
     def maintain(self, budget: float) -> Changes:
         """Housekeeping for at most about `budget` seconds, called by the lane when it is idle and every few

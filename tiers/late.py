@@ -1,7 +1,7 @@
 """Stands in for a tier that could not be opened when the stack was built."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvcascade.errors import TierUnavailable
 from kvcascade.types import Buffer, Capabilities, Changes, Entry, Key, Outcome, Usage
@@ -52,6 +52,10 @@ class LateTier(Tier):
     def touch(self, keys: Sequence[Key]) -> None:
         if self._tier:
             self._tier.touch(keys)
+
+    def note_uses(self, uses: Mapping[Key, int]) -> None:
+        if self._tier:
+            self._tier.note_uses(uses)
 
     def maintain(self, budget: float) -> Changes:
         if self._tier is None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -27,6 +27,7 @@ class _Chunk:
     checksum: int
     written: float
     used: float
+    uses: int = 1
 
 
 class MemoryTier(Tier):
@@ -75,7 +76,7 @@ class MemoryTier(Tier):
         with self._lock:
             self._check_open()
             chunks = list(self._chunks.items())
-        return (Entry(key, len(chunk.payload), chunk.written, chunk.used) for key, chunk in chunks)
+        return (Entry(key, len(chunk.payload), chunk.written, chunk.used, chunk.uses) for key, chunk in chunks)
 
     def usage(self) -> Usage:
         with self._lock:
@@ -86,6 +87,12 @@ class MemoryTier(Tier):
             for key in keys:
                 if key in self._chunks:
                     self._chunks[key].used = self._tick()
+
+    def note_uses(self, uses: Mapping[Key, int]) -> None:
+        with self._lock:
+            for key, count in uses.items():
+                if key in self._chunks:
+                    self._chunks[key].uses = count
 
     def move_to(self, epoch: str) -> None:
         with self._lock:

@@ -32,7 +32,7 @@ class ArcPolicy:
         self._ghosts = GhostKeys(2, capacity)
         self._target = 0.0
 
-    def insert(self, entry: int, key: Key) -> None:
+    def insert(self, entry: int, key: Key, uses: int = 1) -> None:
         if entry >= len(self._of):
             self._of += [0] * (entry + 1 - len(self._of))
             self._keys += [b""] * (entry + 1 - len(self._keys))
@@ -42,7 +42,7 @@ class ArcPolicy:
             self._target = min(self._capacity, self._target + max(1.0, frequent / recent))
         elif ghost == _FREQUENT:
             self._target = max(0.0, self._target - max(1.0, recent / frequent))
-        which = _RECENT if ghost is None else _FREQUENT
+        which = _RECENT if ghost is None and uses == 1 else _FREQUENT
         self._keys[entry] = key
         self._of[entry] = which
         self._sizes[which] += 1

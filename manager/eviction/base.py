@@ -20,9 +20,10 @@ class EvictionPolicy(Protocol):
         """`capacity`: about how many entries the tier holds when it is full; a hint, not a limit. 0 where it has
         no bound, or where that is not known."""
 
-    def insert(self, entry: int, key: Key) -> None:
+    def insert(self, entry: int, key: Key, uses: int = 1) -> None:
         """A new entry, the most recent one. It comes with its first use: the first request that touches it is the
-        one it was inserted for."""
+        one it was inserted for. `uses`: how often it was used, that one included; more than 1 where an earlier
+        process has left it."""
 
     def touch(self, entries: Iterable[int], request: int = 0) -> None:
         """These were used; the last one is the most recent. A prompt is touched tail first, so that its head is

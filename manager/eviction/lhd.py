@@ -43,9 +43,10 @@ class LhdPolicy:
         synthetic       0.0495  0.0814  0.1675  0.2821  0.4234  0.5715
           best other    0.0434  0.0815  0.1614  0.2689  0.4036  0.5747
 
-    It takes the more time to learn the larger the tier is; until then it is between LRU and LFU. A tick is a 32nd
-    of the capacity in uses, at least 64. A prompt should not be torn apart, so ticks pass between calls only, and
-    a request's last touch gives all its chunks the same tick.
+    It takes the more time to learn the larger the tier is; until then it is between LRU and LFU. What it has
+    learned ends with the process: after a restart it knows which chunks were used again, and learns the rates
+    anew. A tick is a 32nd of the capacity in uses, at least 64. A prompt should not be torn apart, so ticks pass
+    between calls only, and a request's last touch gives all its chunks the same tick.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -70,7 +71,7 @@ class LhdPolicy:
         """No list of a lower rank has an entry."""
         self._rank_lists()
 
-    def insert(self, entry: int, key: Key) -> None:
+    def insert(self, entry: int, key: Key, uses: int = 1) -> None:
         if entry >= len(self._keys):
             more = entry + 1 - len(self._keys)
             self._keys += [b""] * more
@@ -81,7 +82,7 @@ class LhdPolicy:
         note = self._ghosts.take(key)
         if note is not None:
             self._came_back(note % _CLASSES, note // _CLASSES)
-        self._count_use(entry, again=note is not None)
+        self._count_use(entry, again=note is not None or uses > 1)
 
     def touch(self, entries: Iterable[int], request: int = 0) -> None:
         for entry in entries:

@@ -16,7 +16,7 @@ class LruPolicy:
     def __init__(self, capacity: int) -> None:
         self._order = LinkedLists(1, capacity)
 
-    def insert(self, entry: int, key: Key) -> None:
+    def insert(self, entry: int, key: Key, uses: int = 1) -> None:
         self._order.put(entry, 0)
 
     def touch(self, entries: Iterable[int], request: int = 0) -> None:

@@ -38,15 +38,15 @@ class S3FifoPolicy:
         self._uses = OncePerRequest(capacity)
         self._ghosts = GhostKeys(1, capacity)
 
-    def insert(self, entry: int, key: Key) -> None:
+    def insert(self, entry: int, key: Key, uses: int = 1) -> None:
         if entry >= len(self._of):
             more = entry + 1 - len(self._of)
             self._of += [0] * more
             self._turns += [0] * more
             self._keys += [b""] * more
-        which = _SMALL if self._ghosts.take(key) is None else _MAIN
+        which = _SMALL if self._ghosts.take(key) is None and uses == 1 else _MAIN
         self._keys[entry] = key
-        self._turns[entry] = 0
+        self._turns[entry] = min(_MOST_USES, max(0, uses - 2))  # the second one has brought it to the main queue
         self._of[entry] = which
         self._sizes[which] += 1
         self._uses.insert(entry)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from kvcascade.testing import key_for
+from kvcascade.types import Changes
 
 from .conftest import CHUNK, Stack
 
@@ -163,3 +164,50 @@ def test_copies_under_way_count_as_room_so_that_no_more_is_copied_than_the_water
     s.settle()
     s.step(5)
     assert s.manager.get_stats().tiers[1].written == 4
+
+
+@pytest.mark.parametrize("how", ["it vanished", "its time was over"])
+def test_what_the_tier_below_has_lost_is_copied_again_before_it_goes(stack: Make, how: str) -> None:
+    """It went from primary as one that is held below, and was in no tier at all."""
+    s = stack(slots=8, write="on_evict", ttl="10s")
+    s.insist("a", KEYS[:8])
+    s.step()
+    s.settle()
+    below = s.manager._chain.levels[0]
+    assert [key for key in KEYS if below.holds(key)] == KEYS[7:8], "copied ahead of need"
+    if how == "it vanished":
+        s.faults[0].inner.delete(KEYS[7:8])
+        vars(below.lane)["_changes"].append(Changes(vanished=(KEYS[7],)))
+    else:
+        s.later(11.0)
+    s.insist("b", KEYS[10:18])
+    assert [key for key in KEYS[:8] if below.holds(key)] == KEYS[:8]
+    assert s.manager.get_stats().tiers[0].dropped == 0
+
+
+def test_what_the_tier_below_has_evicted_is_not_copied_again(stack: Make) -> None:
+    s = stack(slots=8, write="on_evict", capacity=4 * CHUNK)
+    s.insist("a", KEYS[:8])
+    s.insist("b", KEYS[8:16])
+    s.insist("a again", KEYS[:8])
+    assert s.manager.get_stats().tiers[1].written <= 24
+
+
+def test_a_chunk_that_is_gone_before_it_is_moved_leaves_nothing_behind(stack: Make) -> None:
+    s = stack(
+        slots=16,
+        tiers=2,
+        each=[{"write": "through", "capacity": 8 * CHUNK}, {"write": "on_evict"}],
+        host={"staging": 5 * 4096},
+    )
+    ctx = s.begin("a")
+    s.store(ctx, KEYS[:8])
+    s.finish(ctx)
+    s.until(lambda: s.manager.get_stats().tiers[1].chunks == 8, "the cascade does not end")
+    s.manager.reset_cache("primary")
+    s.faults[0].inner.delete(KEYS[:8])
+    s.step()
+    s.settle()
+    s.insist("b", KEYS[8:16])
+    (pair,) = s.manager._demotion._pairs.values()
+    assert not pair._failed and not pair._under_way

@@ -177,3 +177,39 @@ def test_two_engines_on_one_shared_tier_find_each_others_chunks(stack: Make) -> 
     t.faults[0].inner = s.faults[0].inner
     s.serve("store", KEYS[:4])
     assert t.serve("load", KEYS[:4]) == 4
+
+
+def test_of_a_shared_tier_only_what_was_told_as_stored_is_told_as_removed(stack: Make) -> None:
+    """By whoever it was stored: a probe that finds a chunk tells of it, too."""
+    s = stack(slots=16, shared=[0])
+    told: dict[bytes, list[bool]] = {}
+
+    def listen() -> None:
+        for event in s.manager.take_events():
+            for key in event.keys if event.tier == "t0" else ():
+                told.setdefault(key, []).append(event.removed)
+
+    _write_elsewhere(s, KEYS[:2])
+    ctx = s.begin("own")
+    assert s.match(ctx, KEYS[:3]).hits == 2
+    s.store(ctx, KEYS[2:4])
+    s.finish(ctx)
+    s.settle()
+    listen()
+    assert told == {key: [False] for key in KEYS[:4]}
+    s.manager.reset_cache("primary")
+    s.faults[0].inner.delete([KEYS[0], KEYS[2]])
+    s.serve("finds the first one gone", KEYS[:1])
+    s.later(11.0)
+    _write_elsewhere(s, KEYS[4:5])
+    ctx = s.begin("asks anew")
+    for key in (KEYS[1], KEYS[2], KEYS[4], KEYS[5]):
+        s.lookup(ctx, key)
+    s.finish(ctx)
+    listen()
+    kept, gone, back = [False], [False, True], [False, True, False]
+    assert told == dict(zip(KEYS[:5], [back, kept, gone, kept, kept], strict=True))
+    assert s.manager.get_stats().tiers[1].chunks == 4
+    s.manager.reset_cache("all")
+    listen()
+    assert told == dict(zip(KEYS[:5], [[*back, True], gone, gone, gone, gone], strict=True))

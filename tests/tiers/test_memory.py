@@ -95,6 +95,13 @@ def test_uses_order_the_entries() -> None:
     assert by_use == [keys[1], keys[3], keys[2], keys[0]]
 
 
+def test_uses_are_listed() -> None:
+    tier = MemorySettings().open(CONTEXT)
+    tier.write([key_for(1), key_for(2)], [buffer(512), buffer(512)])
+    tier.note_uses({key_for(2): 3, key_for(9): 4})
+    assert {entry.key: entry.uses for entry in tier.entries()} == {key_for(1): 1, key_for(2): 3}
+
+
 def test_a_slot_may_be_used_again_once_its_write_is_answered() -> None:
     tier = MemorySettings().open(replace(CONTEXT, chunk_bytes=512))
     slot, target = buffer(512, filler=1), buffer(512)

@@ -16,14 +16,15 @@ from kvcascade.types import MAX_KEY_BYTES, Key
 
 from .slabs import Slot
 
-__all__ = ["INDEX_NAME", "LOCK_NAME", "IndexDamaged", "LmdbIndex", "Location", "Row"]
+__all__ = ["INDEX_NAME", "LOCK_NAME", "IndexDamaged", "LmdbIndex", "Location", "Row", "Use"]
 
 INDEX_NAME = "index.lmdb"
 LOCK_NAME = INDEX_NAME + "-lock"
 
 _LOCATION = struct.Struct("<IIQQd")
 _RECENCY_KEY = struct.Struct(">II")
-_RECENCY = struct.Struct("<Qd")
+_RECENCY = struct.Struct("<QdB")
+_UNCOUNTED = struct.Struct("<Qd")
 _RECORD = np.dtype(
     [("extent", "<u4"), ("place", "<u4"), ("nbytes", "<u8"), ("sequence", "<u8"), ("written", "<f8")]
 )
@@ -57,8 +58,21 @@ class Row(NamedTuple):
     used: float
 
 
+class Use(NamedTuple):
+    """What the recency of a chunk says."""
+
+    when: float
+    """Unix time of the last use."""
+    uses: int
+    """Requests that have used it, 255 at most; 0: as many as are known already."""
+
+
 class LmdbIndex:
     """One environment: entries by key, recency by slot, and the mark that the entries belong to.
+
+    A recency is the sequence number of the write it belongs to, the time of the last use, and one byte that counts
+    uses. One without that byte, as earlier versions wrote it, is of a chunk used once; the format of entries and
+    envelopes is the same.
 
     Thread-safe. LMDB has one writer at a time; a reader sees the state between two commits. LMDB must not open a
     file twice in a process (jnwatson/py-lmdb#129), so opened ones are found again through `opened_here`. The
@@ -177,20 +191,22 @@ class LmdbIndex:
             raise IndexDamaged(f"{self.path} holds entries of another length")
         return keys, np.frombuffer(raw, _RECORD)
 
-    def _recency_of_writes(self) -> dict[int, float]:
-        """Unix time of the last persisted use, by the sequence number of the write."""
+    def _recency_of_writes(self) -> dict[int, Use]:
+        """What is persisted of uses, by the sequence number of the write."""
         with self._reading() as transaction:
-            return dict(_RECENCY.iter_unpack(b"".join(transaction.cursor(self._recency).iternext(False, True))))
+            raws = [_counted(raw) for raw in transaction.cursor(self._recency).iternext(False, True)]
+        return {sequence: Use(when, uses) for sequence, when, uses in _RECENCY.iter_unpack(b"".join(raws))}
 
-    def columns(self) -> tuple[list[Key], list[int], list[float], list[float]]:
-        """Keys, payload bytes, Unix times of write and of last use, of everything."""
+    def columns(self) -> tuple[list[Key], list[int], list[float], list[Use]]:
+        """Keys, payload bytes, Unix times of write, and uses, of everything."""
         keys, records = self.records()
         written = records["written"].tolist()
         recency = self._recency_of_writes()
-        used = [
-            recency.get(sequence, at) for sequence, at in zip(records["sequence"].tolist(), written, strict=True)
+        uses = [
+            recency.get(sequence) or Use(at, 1)
+            for sequence, at in zip(records["sequence"].tolist(), written, strict=True)
         ]
-        return keys, records["nbytes"].tolist(), written, used
+        return keys, records["nbytes"].tolist(), written, uses
 
     def rows(self) -> Iterator[Row]:
         """Everything, with its location."""
@@ -198,7 +214,7 @@ class LmdbIndex:
         recency = self._recency_of_writes()
         for key, (extent, place, nbytes, sequence, written) in zip(keys, records.tolist(), strict=True):
             location = Location(Slot(extent, place), nbytes, sequence, written)
-            yield Row(key, location, recency.get(sequence, written))
+            yield Row(key, location, recency[sequence].when if sequence in recency else written)
 
     def live_bytes(self) -> int:
         """Bytes of the pages that entries and recency are in."""
@@ -244,19 +260,21 @@ class LmdbIndex:
             for key, location in moved:
                 transaction.put(key, location.pack(), db=self._entries)
 
-    def note_used(self, used: Mapping[Key, float]) -> None:
-        """Persists times of last use; those of keys that are not there are dropped.
+    def note_used(self, used: Mapping[Key, Use]) -> None:
+        """Persists uses; those of keys that are not there are dropped.
 
         Raises:
             TierError: the index can't be written.
         """
         with self._writing() as transaction:
-            for key, when in used.items():
+            for key, use in used.items():
                 raw = transaction.get(key, db=self._entries) if 0 < len(key) <= MAX_KEY_BYTES else None
-                if raw is not None:
-                    location = Location.unpack(raw)
-                    place = _RECENCY_KEY.pack(*location.slot)
-                    transaction.put(place, _RECENCY.pack(location.sequence, when), db=self._recency)
+                if raw is None:
+                    continue
+                location = Location.unpack(raw)
+                place = _RECENCY_KEY.pack(*location.slot)
+                uses = use.uses or _uses_of(transaction.get(place, db=self._recency), location.sequence)
+                transaction.put(place, _RECENCY.pack(location.sequence, use.when, uses), db=self._recency)
 
     def reset(self, mark: str) -> None:
         """Removes everything; what comes belongs to `mark`. One transaction.
@@ -296,6 +314,17 @@ class LmdbIndex:
         with self._registry:
             if self._opened.pop(os.path.realpath(self.path), None):
                 self._env.close()
+
+
+def _counted(raw: bytes | memoryview) -> bytes:
+    """A persisted recency, with the count that it lacks where an earlier version wrote it."""
+    return bytes(raw) + b"\x01" if len(raw) == _UNCOUNTED.size else bytes(raw)
+
+
+def _uses_of(raw: bytes | memoryview | None, sequence: int) -> int:
+    """How often the chunk of this write was used, by what is persisted at its slot."""
+    known, _, uses = _RECENCY.unpack(_counted(raw)) if raw is not None else (0, 0.0, 1)
+    return uses if known == sequence else 1
 
 
 class IndexDamaged(TierError):

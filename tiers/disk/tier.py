@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -15,7 +15,7 @@ from kvcascade.tiers.calls import Calls
 from kvcascade.tiers.envelope import Envelope, checksum, flaw_of, pack
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Outcome, Usage
 
-from .index import Location
+from .index import Location, Use
 from .ledger import Ledger
 from .marks import Epoch
 from .opening import Opened, open_folder
@@ -77,7 +77,7 @@ class DiskTier(Tier):
         self._ledger = Ledger(opened.plan.block)
         self._ledger.chunks, self._ledger.bytes, self._sequence = opened.found
         self._scratch = Scratch()
-        self._touched: dict[Key, float] = {}
+        self._touched: dict[Key, Use] = {}
         self._last_tick = 0.0
         self._persisted = clock()
         self._appeared: list[Entry] = []
@@ -106,9 +106,12 @@ class DiskTier(Tier):
             with self._lock:
                 touched = dict(self._touched)
                 doomed = set(self._ledger.doomed)
-            keys, nbytes, written, used = self._index.columns()
-            found = map(Entry, keys, nbytes, written, map(touched.get, keys, used))
-            return iter([entry for entry in found if entry.key not in doomed])
+            found = []
+            for key, nbytes, written, known in zip(*self._index.columns(), strict=True):
+                if key not in doomed:
+                    when, uses = touched.get(key, known)
+                    found.append(Entry(key, nbytes, written, when, uses or known.uses))
+            return iter(found)
 
     def usage(self) -> Usage:
         with self._calls, self._lock:
@@ -433,9 +436,15 @@ class DiskTier(Tier):
             now = max(time.time(), self._last_tick)
             for key in keys:
                 now += TICK
-                self._touched.pop(key, None)
-                self._touched[key] = now
+                before = self._touched.pop(key, None)
+                self._touched[key] = Use(now, before.uses if before else 0)
             self._last_tick = now
+
+    def note_uses(self, uses: Mapping[Key, int]) -> None:
+        with self._calls, self._lock:
+            for key, count in uses.items():
+                if key in self._touched:
+                    self._touched[key] = self._touched[key]._replace(uses=count)
 
     def maintain(self, budget: float) -> Changes:
         with self._calls:
@@ -463,8 +472,8 @@ class DiskTier(Tier):
             with self._committing:
                 self._index.note_used(batch)
             with self._lock:
-                for key, when in batch.items():
-                    if self._touched.get(key) == when:
+                for key, use in batch.items():
+                    if self._touched.get(key) == use:
                         del self._touched[key]
 
     def _scan_slice(self) -> None:

@@ -69,6 +69,9 @@ class TierWrapper(Tier):
     def touch(self, keys: Sequence[Key]) -> None:
         self.inner.touch(keys)
 
+    def note_uses(self, uses: Mapping[Key, int]) -> None:
+        self.inner.note_uses(uses)
+
 
 class Call:
     """One call that reached a `GateTier`."""

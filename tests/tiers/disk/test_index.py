@@ -1,6 +1,7 @@
 """The index: transactions, readers that died, one environment a process."""
 
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import pytest
 
 from kvcascade.errors import ProtocolError, TierRefused, TierUnavailable
 from kvcascade.testing import key_for
-from kvcascade.tiers.disk.index import IndexDamaged, LmdbIndex, Location
+from kvcascade.tiers.disk.index import IndexDamaged, LmdbIndex, Location, Use
 from kvcascade.tiers.disk.slabs import Slot
 
 MIB = 1 << 20
@@ -84,17 +85,41 @@ def test_above_the_limit_only_removing_works(tmp_path: Path) -> None:
 
 def test_recency_belongs_to_the_write_that_has_the_slot(index: LmdbIndex) -> None:
     index.commit([], [(b"k", at(1))])
-    index.note_used({b"k": 2e9, b"absent": 3e9, b"": 3e9})
+    index.note_used({b"k": Use(2e9, 7), b"absent": Use(3e9, 7), b"": Use(3e9, 7)})
     assert [row.used for row in index.rows()] == [2e9]
     later = Location(at(1).slot, 4096, 5000, 1.9e9)
     index.commit([b"k"], [(b"k", later)])
     assert [row.used for row in index.rows()] == [1.9e9]
+    index.note_used({b"k": Use(2.1e9, 0)})
+    assert index.columns()[3] == [Use(2.1e9, 1)], "the uses of the chunk that was there before do not count"
+
+
+def test_uses_stay_where_only_the_time_is_noted(index: LmdbIndex) -> None:
+    index.commit([], [(b"k", at(1))])
+    assert [use.uses for use in index.columns()[3]] == [1]
+    index.note_used({b"k": Use(2e9, 255)})
+    index.note_used({b"k": Use(2.1e9, 0)})
+    assert index.columns()[3] == [Use(2.1e9, 255)]
+
+
+def test_a_recency_without_a_count_is_of_a_chunk_used_once(index: LmdbIndex) -> None:
+    """Earlier versions wrote 16 bytes."""
+    index.commit([], [(b"k", at(1)), (b"l", at(2))])
+    with index._writing() as transaction:
+        for number in (1, 2):
+            place = struct.pack(">II", *at(number).slot)
+            transaction.put(place, struct.pack("<Qd", at(number).sequence, 2e9), db=index._recency)
+    index.note_used({b"l": Use(2.1e9, 3)})
+    assert index.columns()[3] == [Use(2e9, 1), Use(2.1e9, 3)]
+    assert [row.used for row in index.rows()] == [2e9, 2.1e9]
+    index.note_used({b"k": Use(2.2e9, 0)})
+    assert index.columns()[3] == [Use(2.2e9, 1), Use(2.1e9, 3)]
 
 
 def test_a_reset_leaves_nothing_but_the_new_mark(index: LmdbIndex) -> None:
     assert index.mark() == ""
     index.commit([], [(b"k", at(1))])
-    index.note_used({b"k": 2e9})
+    index.note_used({b"k": Use(2e9, 2)})
     index.reset("mark")
     assert index.mark() == "mark"
     assert list(index.rows()) == []

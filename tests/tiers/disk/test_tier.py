@@ -14,7 +14,7 @@ import pytest
 
 from kvcascade.errors import ClosedError, ConfigError, ProtocolError, TierUnavailable
 from kvcascade.testing import buffer, bytes_for, holds, key_for
-from kvcascade.tiers import OpenContext
+from kvcascade.tiers import OpenContext, Tier
 from kvcascade.tiers import blocks as blocks_module
 from kvcascade.tiers.disk import DiskSettings
 from kvcascade.tiers.disk import marks as marks_module
@@ -693,6 +693,26 @@ def test_recency_is_persisted_every_five_seconds(opener: Opener, monkeypatch: py
     now[0] = 9.0
     tier.maintain(1.0)
     assert persisted() == [keys[1], keys[0]]
+
+
+def test_uses_are_persisted_with_the_recency(opener: Opener) -> None:
+    tier = opener()
+    keys = keys_of(1, 2, 3)
+    store(tier, keys)
+
+    def uses(tier: Tier) -> list[int]:
+        return [entry.uses for entry in sorted(tier.entries(), key=lambda entry: keys.index(entry.key))]
+
+    assert uses(tier) == [1, 1, 1]
+    tier.touch(keys)
+    tier.note_uses({keys[0]: 2, keys[2]: 255, key_for(9): 4})
+    assert uses(tier) == [2, 1, 255]
+    tier._persist_recency()
+    assert uses(tier) == [2, 1, 255]
+    tier.touch(keys[:1])
+    assert uses(tier) == [2, 1, 255], "a touch that is no further use"
+    tier.close()
+    assert uses(opener()) == [2, 1, 255]
 
 
 def test_touching_what_is_not_there_does_no_harm(opener: Opener) -> None:
