@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvcascade.errors import TierUnavailable
 from kvcascade.types import Buffer, Entry, Namespace, Outcome
 
 if TYPE_CHECKING:
@@ -73,6 +74,12 @@ class Reading(NamedTuple):
     sequence: int = 0
     """Of the write, where the outcome is OK."""
 
+    @classmethod
+    def failed(cls, error: OSError) -> "Reading":
+        cause = TierUnavailable(f"a chunk can't be read: {error.strerror}")
+        cause.__cause__ = error
+        return cls(Outcome.failed(cause))
+
 
 class Removed(NamedTuple):
     """What was removed, or would be."""
@@ -82,6 +89,9 @@ class Removed(NamedTuple):
     """On the medium."""
     others: int = 0
     """Temporaries, marks and empty folders."""
+
+    def plus(self, more: "Removed") -> "Removed":
+        return Removed(self.chunks + more.chunks, self.bytes + more.bytes, self.others + more.others)
 
 
 class StoredNamespace(ABC):

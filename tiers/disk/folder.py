@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from kvcascade.errors import ConfigError
+from kvcascade.tiers.described import NAMESPACE_NAME, DescribedFolder
 from kvcascade.tiers.envelope import FORMAT
 from kvcascade.tiers.files import TEMPORARY, disk_bytes, read_json, sync_folder, write_durably
 from kvcascade.types import Namespace
@@ -20,10 +21,17 @@ from .index import INDEX_NAME, LOCK_NAME
 from .marks import EPOCH_NAME, SESSION_NAME
 from .slabs import EXTENT_NAME
 
-__all__ = ["EngineFolder", "NamespaceFolder", "Others", "engine_folders", "holder", "namespace_folders"]
+__all__ = [
+    "EngineFolder",
+    "NamespaceFolder",
+    "Others",
+    "engine_folders",
+    "engine_name",
+    "holder",
+    "namespace_folders",
+]
 
 ENGINE_LOCK = "lock"
-NAMESPACE_NAME = "namespace.json"
 QUARANTINE_NAME = "quarantine"
 QUARANTINED_NAME = re.compile(r"[0-9a-f]+\.chunk")
 COMPACTED_NAME = INDEX_NAME + ".compact"
@@ -41,6 +49,11 @@ def engine_folders(path: Path) -> list[Path]:
     with contextlib.suppress(FileNotFoundError):
         return sorted(f for f in path.iterdir() if _ENGINE.fullmatch(f.name) and (f / ENGINE_LOCK).is_file())
     return []
+
+
+def engine_name(engine_id: str) -> str:
+    """The name of an engine's folder."""
+    return f"engine-{quote(engine_id, safe='')}"
 
 
 def namespace_folders(engine: Path) -> list["NamespaceFolder"]:
@@ -91,7 +104,7 @@ class EngineFolder:
         """
         make_folders(path)
         if engine_id:
-            folder = path / f"engine-{quote(engine_id, safe='')}"
+            folder = path / engine_name(engine_id)
             if taken := cls.lock(folder, create=True):
                 return taken
             raise ConfigError(
@@ -144,21 +157,8 @@ class EngineFolder:
             self._fd = -1
 
 
-class NamespaceFolder:
-    """The folder of one namespace. Its description is the first that is written and the last that is removed."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.description = read_json(path / NAMESPACE_NAME) or {}
-
-    @property
-    def described(self) -> bool:
-        return isinstance(self.description.get("format"), int)
-
-    @property
-    def fields(self) -> dict[str, str]:
-        fields = self.description.get("fields")
-        return {str(name): str(value) for name, value in fields.items()} if isinstance(fields, dict) else {}
+class NamespaceFolder(DescribedFolder):
+    """The folder of one namespace of one engine."""
 
     @property
     def block(self) -> int:
@@ -183,25 +183,26 @@ class NamespaceFolder:
         Raises:
             ConfigError: a newer version wrote this.
         """
-        version = self.description.get("format", 0)
-        if isinstance(version, int) and version > FORMAT:
+        if self.format > FORMAT:
             raise ConfigError(
-                f"path: {self.path} was written in format {version}, by a newer version; this one knows {FORMAT}. "
-                f"It is left untouched: use another `path`, or the newer version"
+                f"path: {self.path} was written in format {self.format}, by a newer version; this one knows "
+                f"{FORMAT}. It is left untouched: use another `path`, or the newer version"
             )
 
     def prepare(self, namespace: Namespace, block: int) -> None:
         """Makes the folder and its description, and removes what an ended process left half done."""
         self.path.mkdir(0o700, exist_ok=True)
-        for path in self.path.iterdir():
-            if path.name.endswith(TEMPORARY) and _is_ours(path.name.removesuffix(TEMPORARY)):
-                path.unlink()
-        (self.path / COMPACTED_NAME).unlink(missing_ok=True)
+        for path in self.half_done():
+            path.unlink()
         wanted = {"format": FORMAT, "block": block, "fields": dict(namespace.fields)}
         if self.description != wanted:
             write_durably(self.path / NAMESPACE_NAME, wanted)
             sync_folder(self.path.parent)
             self.description = wanted
+
+    def half_done(self) -> list[Path]:
+        """Files that a process which has ended was about to finish."""
+        return [path for path in self.own_files() if path.name.endswith(TEMPORARY) or path.name == COMPACTED_NAME]
 
     def own_files(self) -> list[Path]:
         """All that is ours in here, the description last."""
@@ -249,7 +250,7 @@ class Others:
 
     def __init__(self, engine: Path, current: NamespaceFolder) -> None:
         others = [folder for folder in namespace_folders(engine) if folder.path != current.path]
-        known = [folder for folder in others if folder.description["format"] <= FORMAT]
+        known = [folder for folder in others if folder.format <= FORMAT]
         self._folders = sorted(known, key=lambda folder: folder.last_used, reverse=True)
         self._sizes = [folder.nbytes for folder in self._folders]
         self._fixed = sum(folder.nbytes for folder in others if folder not in known)

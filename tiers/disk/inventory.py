@@ -6,32 +6,28 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvcascade.configs.units import format_size
 from kvcascade.errors import ConfigError, TierError
-from kvcascade.tiers.base import Holding, Probe
+from kvcascade.tiers.base import Probe, StoredNamespace
 from kvcascade.tiers.blocks import block_size, direct_works
-from kvcascade.tiers.envelope import FORMAT, Flaw, parse
+from kvcascade.tiers.envelope import FORMAT
 from kvcascade.tiers.files import free_bytes, mapped, nearest_existing
-from kvcascade.types import Namespace
 
 from .folder import (
     EngineFolder,
     NamespaceFolder,
     engine_folders,
+    engine_name,
     holder,
     namespace_folders,
 )
-from .index import LmdbIndex
-from .marks import Epoch, Session
 from .opening import lacking_space, plan_for
-from .slabs import extents_in
+from .stored import DiskStored
 
 if TYPE_CHECKING:
     from .settings import DiskSettings
 
-__all__ = ["clear", "holdings", "probe"]
+__all__ = ["clear", "probe", "stored"]
 
 
 def probe(settings: "DiskSettings", chunk_bytes: int | None) -> Probe:
@@ -81,68 +77,24 @@ def _look_at_space(settings: "DiskSettings", engines: list[Path], found: Probe) 
 
 def _too_new(engine: Path) -> Iterator[str]:
     for folder in namespace_folders(engine):
-        version = folder.description["format"]
-        if version > FORMAT:
-            yield f"{folder.path} is in format {version}, of a newer version; this one knows {FORMAT}"
+        if folder.format > FORMAT:
+            yield f"{folder.path} is in format {folder.format}, of a newer version; this one knows {FORMAT}"
 
 
-def holdings(path: Path) -> list[Holding]:
-    """What each engine's folder holds of each namespace.
+def stored(settings: "DiskSettings", engine_id: str | None) -> list[StoredNamespace]:
+    """What each engine's folder holds of each namespace, or that of one engine.
 
     Raises:
         TierError: the disk can't be read.
     """
+    path = Path(settings.path)
     with mapped(path):
         return [
-            _holding(folder, holder(engine))
+            DiskStored(folder, engine, settings.on_corrupt == "quarantine")
             for engine in engine_folders(path)
+            if engine_id is None or engine.name == engine_name(engine_id)
             for folder in namespace_folders(engine)
         ]
-
-
-def _holding(folder: NamespaceFolder, used_by: str) -> Holding:
-    written = _written(folder) if folder.description["format"] == FORMAT else np.zeros(0)
-    return Holding(
-        place=str(folder.path),
-        namespace=str(Namespace(tuple(sorted(folder.fields.items())))),
-        chunks=len(written),
-        bytes=folder.nbytes,
-        oldest=float(written.min()) if len(written) else None,
-        newest=float(written.max()) if len(written) else None,
-        used_by=used_by,
-        tenant=folder.fields.get("tenant", ""),
-    )
-
-
-def _written(folder: NamespaceFolder) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """The times at which the chunks were written that are there."""
-    if opened := LmdbIndex.opened_here(folder.index):
-        return opened.records()[1]["written"]
-    epoch = Epoch.read(folder.path)
-    if epoch is None:
-        return np.zeros(0)
-    session = Session.read(folder.path)
-    if not (session and session.index_is_whole and folder.index.exists()):
-        return _written_by_envelopes(folder, epoch)
-    index = LmdbIndex.for_reading(folder.index)
-    try:
-        return index.records()[1]["written"] if index.mark() == epoch.mark else np.zeros(0)
-    finally:
-        index.close()
-
-
-def _written_by_envelopes(folder: NamespaceFolder, epoch: Epoch) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """As `_written`, where no index can be trusted."""
-    stamp = Namespace(tuple(sorted(folder.fields.items()))).stamp(epoch.mark)
-    written = {}
-    for path, _, slot_bytes, nbytes in extents_in(folder.path):
-        with path.open("rb", buffering=0) as file:
-            for start in range(0, nbytes, slot_bytes):
-                file.seek(start)
-                envelope = parse(file.read(folder.block))
-                if not isinstance(envelope, Flaw) and envelope.stamp == stamp:
-                    written[envelope.key] = envelope.written
-    return np.array(list(written.values()))
 
 
 def clear(path: Path, tenant: str | None) -> list[str]:
@@ -155,9 +107,7 @@ def clear(path: Path, tenant: str | None) -> list[str]:
     with mapped(path), ExitStack() as locks:
         doomed = []
         for engine in engine_folders(path):
-            folders = [
-                folder for folder in namespace_folders(engine) if tenant in (None, folder.fields.get("tenant", ""))
-            ]
+            folders = [folder for folder in namespace_folders(engine) if tenant in (None, folder.tenant)]
             if not folders and tenant is not None:
                 continue
             if not (locked := EngineFolder.lock(engine)):

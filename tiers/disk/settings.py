@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvcascade.configs.schema import BoundedSettings
-from kvcascade.tiers.base import Holding, OpenContext, Probe, Tier, TierSettings
+from kvcascade.tiers.base import OpenContext, Probe, StoredNamespace, Tier, TierSettings
 from kvcascade.tiers.paths import FolderPath
 
 __all__ = ["DiskSettings"]
@@ -35,10 +35,10 @@ class DiskSettings(BoundedSettings, TierSettings):
 
         return probe(self, chunk_bytes)
 
-    def holdings(self) -> list[Holding]:
-        from .inventory import holdings
+    def stored(self, engine_id: str | None = None) -> list[StoredNamespace]:
+        from .inventory import stored
 
-        return holdings(Path(self.path))
+        return stored(self, engine_id)
 
     def clear(self, tenant: str | None) -> list[str]:
         from .inventory import clear

@@ -1,37 +1,25 @@
 """What lies in a directory, for `kvcascade check`, `ls` and `clear`: beside running engines, or without any."""
 
-import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcascade.configs.units import format_size
 from kvcascade.errors import ConfigError, TierError
-from kvcascade.tiers.base import Holding, Probe
+from kvcascade.tiers.base import Probe, StoredNamespace
 from kvcascade.tiers.blocks import block_size, direct_works
 from kvcascade.tiers.files import free_bytes, mapped, nearest_existing
-from kvcascade.types import Namespace
 
-from .layout import (
-    NAMESPACE_NAME,
-    OWN_NAME,
-    Home,
-    chunks,
-    fans,
-    footprint,
-    homes,
-    sweeper_folder,
-    writers_folder,
-)
+from .layout import OWN_NAME, Access, Home, footprint, homes, listed, sweeper_folder, writers_folder
 from .opening import access_of, check_use, too_new
-from .writers import Identity, living, remove_dead
+from .stored import FsStored, remove_home, remove_own
+from .writers import living, remove_dead
 
 if TYPE_CHECKING:
     from .settings import FsSettings
 
-__all__ = ["clear", "holdings", "probe"]
+__all__ = ["clear", "probe", "stored"]
 
 
 def probe(settings: "FsSettings", chunk_bytes: int | None) -> Probe:
@@ -73,38 +61,16 @@ def _capacity(settings: "FsSettings") -> str:
     return f"{format_size(settings.capacity)}, {'hard' if settings.exclusive else 'soft'}"
 
 
-def holdings(path: Path) -> list[Holding]:
-    """What the directory holds of each namespace, of all its epochs.
+def stored(settings: "FsSettings") -> list[StoredNamespace]:
+    """What the directory holds of each namespace.
 
     Raises:
         TierError: the directory can't be read.
     """
+    path = Path(settings.path)
     with mapped(path):
-        users = list(living(path, time.time())) if path.is_dir() else []
-        return [_holding(home, users) for home in homes(path)]
-
-
-def _holding(home: Home, users: list[Identity]) -> Holding:
-    files = [info for _, info in _files(home)]
-    times = [info.st_mtime for info in files]
-    return Holding(
-        place=str(home.path),
-        namespace=str(Namespace(tuple(sorted(home.fields.items())))),
-        chunks=len(files),
-        bytes=sum(info.st_size for info in files),
-        oldest=min(times, default=None),
-        newest=max(times, default=None),
-        used_by=", ".join(user.in_words for user in users if _uses(user, home)),
-        tenant=home.fields.get("tenant", ""),
-    )
-
-
-def _files(home: Home) -> Iterator[tuple[str, os.stat_result]]:
-    return (chunk for epoch in home.epochs() for fan in fans(epoch) for chunk in chunks(fan))
-
-
-def _uses(user: Identity, home: Home) -> bool:
-    return bool(user.namespace) and home.path.name.startswith(user.namespace)
+        access = access_of(settings)
+        return [FsStored(path, home, access) for home in homes(path)]
 
 
 def clear(path: Path, tenant: str | None) -> list[str]:
@@ -115,42 +81,21 @@ def clear(path: Path, tenant: str | None) -> list[str]:
         TierError: the directory can't be changed.
     """
     with mapped(path):
-        doomed = [home for home in homes(path) if tenant in (None, home.fields.get("tenant", ""))]
-        for user in living(path, time.time()):
-            if any(_uses(user, home) for home in doomed):
-                raise ConfigError(f"path: {path} is in use by {user.in_words}; end it first. Nothing was removed")
-        lines = [_remove(home) for home in doomed]
+        kept = [FsStored(path, home, Access()) for home in homes(path) if tenant in (None, home.tenant)]
+        holdings = [one.holding() for one in kept]
+        for holding in holdings:
+            if holding.used_by:
+                raise ConfigError(
+                    f"path: {path} is in use by {holding.used_by}; end it first. Nothing was removed"
+                )
+        lines = [_cleared(Home(Path(holding.place)), holding.bytes) for holding in holdings]
         if not homes(path):
             remove_dead(path, time.time())
-            _remove_own([*_numbered(sweeper_folder(path))], [writers_folder(path), sweeper_folder(path)])
-            _remove_own([], [path / OWN_NAME])
+            leases = (file for file in listed(sweeper_folder(path)) if file.name.isdecimal())
+            remove_own(leases, [writers_folder(path), sweeper_folder(path), path / OWN_NAME])
         return lines
 
 
-def _remove(home: Home) -> str:
-    nbytes = sum(info.st_size for _, info in _files(home))
-    names = [folder for folder in home.marks.glob("*") if folder.is_dir()]
-    for name in names:
-        _remove_own(_numbered(name), [name])
-    _remove_own(home.quarantine.glob("*.chunk"), [home.quarantine, home.marks])
-    for epoch in home.epochs():
-        for fan in fans(epoch):
-            _remove_own((Path(file) for file, _ in chunks(fan)), [fan])
-        _remove_own([], [epoch])
-    if [entry.name for entry in home.path.iterdir()] == [NAMESPACE_NAME]:
-        _remove_own([home.path / NAMESPACE_NAME], [home.path])
-    left = "; foreign files in it are left" if home.path.exists() else ""
+def _cleared(home: Home, nbytes: int) -> str:
+    left = "" if remove_home(home) else "; foreign files in it are left"
     return f"removed {home.path} ({format_size(nbytes)}){left}"
-
-
-def _numbered(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.glob("*") if file.name.isdecimal())
-
-
-def _remove_own(files: Iterable[Path], folders: Iterable[Path]) -> None:
-    """Removes the files, and those folders that are empty then."""
-    for file in files:
-        file.unlink(missing_ok=True)
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()

@@ -1,9 +1,11 @@
 """Where everything lies in a shared directory.
 
     PATH/.kvcascade/writers/WRITER/        temporaries of one engine; the folder's mtime says that it lives
+    PATH/.kvcascade/writers/WRITER/in-STAMP    the epoch that it is in
     PATH/.kvcascade/sweeper/N              leases of the sweeper; the highest number counts
     PATH/NAMESPACE/namespace.json          what the digest NAMESPACE stands for
     PATH/NAMESPACE/epochs/NAME/N           generations of named epochs; the highest number counts
+    PATH/NAMESPACE/epochs/STAMP.json       which epoch a STAMP stands for
     PATH/NAMESPACE/quarantine/             corrupt chunks, a few
     PATH/NAMESPACE/STAMP/FAN/CHUNK         chunks of one epoch: NAMESPACE and STAMP are 32 hexadecimal digits,
                                            CHUNK is the key in hexadecimal, FAN its first two digits
@@ -17,18 +19,17 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kvcascade.tiers.described import DescribedFolder
 from kvcascade.tiers.envelope import HEADER_BYTES, Envelope, Flaw, parse
-from kvcascade.tiers.files import read_json
 from kvcascade.types import Entry, Key
 
 __all__ = [
     "BLOCK",
     "GONE",
-    "NAMESPACE_NAME",
     "OWN_NAME",
     "Access",
     "Home",
@@ -36,8 +37,10 @@ __all__ = [
     "entry",
     "fans",
     "footprint",
+    "header",
     "homes",
     "key_of",
+    "listed",
     "looks_whole",
     "place",
     "server_time",
@@ -49,7 +52,6 @@ BLOCK = 4096
 """Bytes of a chunk's header. The largest block that direct I/O asks for anywhere: the engines that share a
 directory may be on different machines."""
 OWN_NAME = ".kvcascade"
-NAMESPACE_NAME = "namespace.json"
 EPOCHS_NAME = "epochs"
 QUARANTINE_NAME = "quarantine"
 GONE = (errno.ENOENT, errno.ESTALE)
@@ -86,7 +88,7 @@ def key_of(path: str) -> Key | None:
     name = path.rpartition("/")[2]
     if not name.startswith("x"):
         return bytes.fromhex(name)
-    envelope = _header(path)
+    envelope = header(path)
     return None if isinstance(envelope, Flaw) else envelope.key
 
 
@@ -150,26 +152,8 @@ class Access(NamedTuple):
         return fd
 
 
-class Home:
-    """The folder of one namespace. Its description is the first that is written and the last that is removed."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.description = read_json(path / NAMESPACE_NAME) or {}
-
-    @property
-    def described(self) -> bool:
-        return isinstance(self.description.get("format"), int)
-
-    @property
-    def format(self) -> int:
-        version = self.description.get("format")
-        return version if isinstance(version, int) else 0
-
-    @property
-    def fields(self) -> dict[str, str]:
-        fields = self.description.get("fields")
-        return {str(name): str(value) for name, value in fields.items()} if isinstance(fields, dict) else {}
+class Home(DescribedFolder):
+    """The folder of one namespace."""
 
     @property
     def marks(self) -> Path:
@@ -195,11 +179,11 @@ def fans(epoch: Path) -> list[Path]:
     return [epoch / name for name in sorted(_names(epoch)) if _FAN.fullmatch(name)]
 
 
-def chunks(fan: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Path and facts of each chunk in a folder; what goes meanwhile is left out."""
+def chunks(fan: Path, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[tuple[str, os.stat_result]]:
+    """Path and facts of each chunk in a folder whose file's name is `wanted`; what goes meanwhile is left out."""
     try:
         with os.scandir(fan) as listed:
-            found = [one for one in listed if _CHUNK.fullmatch(one.name)]
+            found = [one for one in listed if _CHUNK.fullmatch(one.name) and wanted(one.name)]
     except OSError as error:
         if error.errno in GONE:
             return
@@ -217,7 +201,7 @@ def chunks(fan: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 def entry(path: str, info: os.stat_result, stamp: bytes) -> Entry | None:
     """What a chunk's file says of itself; None where it is no chunk of `stamp`, or can't be read."""
-    envelope = _header(path)
+    envelope = header(path)
     if isinstance(envelope, Flaw) or envelope.stamp != stamp or footprint(envelope.nbytes) != info.st_size:
         return None
     if not path.endswith(place("", envelope.key)):
@@ -225,7 +209,8 @@ def entry(path: str, info: os.stat_result, stamp: bytes) -> Entry | None:
     return Entry(envelope.key, envelope.nbytes, envelope.written, info.st_mtime)
 
 
-def _header(path: str) -> Envelope | Flaw:
+def header(path: str) -> Envelope | Flaw:
+    """What a chunk's file says of itself, or what is wrong with that."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
@@ -236,6 +221,15 @@ def _header(path: str) -> Envelope | Flaw:
         return Flaw.NO_ENVELOPE
     finally:
         os.close(fd)
+
+
+def listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where there is none.
+
+    Raises:
+        OSError: it can't be listed.
+    """
+    return [folder / name for name in _names(folder)]
 
 
 def _names(folder: Path) -> Sequence[str]:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from kvcascade.errors import ConfigError, TierUnavailable
 from kvcascade.tiers.base import OpenContext
+from kvcascade.tiers.described import NAMESPACE_NAME
 from kvcascade.tiers.envelope import FORMAT
 from kvcascade.tiers.files import mapped, sync_folder
 from kvcascade.types import Namespace
 
 from .chunkfile import direct_works
 from .epochs import Epoch, Epochs
-from .layout import NAMESPACE_NAME, Access, Home
+from .layout import Access, Home
 from .writers import SILENT, Identity, Writer, living, remove_dead
 
 if TYPE_CHECKING:
@@ -40,6 +41,21 @@ class Opened:
     direct: bool
     epochs: Epochs
     epoch: Epoch
+
+    @property
+    def stamp(self) -> bytes:
+        """Of the epoch: written into every chunk."""
+        return self.namespace.stamp(self.epoch.mark)
+
+    def move_to(self, epoch: str) -> None:
+        """Leaves the epoch, for good, and enters another one.
+
+        Raises:
+            OSError: the mark can't be written.
+        """
+        self.writer.be_in("")
+        self.epoch = self.epochs.move(self.epoch, epoch)
+        self.writer.be_in(self.stamp.hex())
 
 
 def open_directory(settings: "FsSettings", context: OpenContext) -> Opened:
@@ -65,8 +81,9 @@ def open_directory(settings: "FsSettings", context: OpenContext) -> Opened:
         direct = direct_works(writer.temporary())
         if not direct:
             log.warning("%s: no direct I/O here, the page cache is used", root)
-        epochs = Epochs(home.marks, access)
+        epochs = Epochs(home.marks, context.namespace, access)
         opened = Opened(root, context.namespace, home, access, writer, direct, epochs, epochs.enter(context.epoch))
+        writer.be_in(opened.stamp.hex())
         undo.pop_all()
         return opened
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from kvcascade.configs.schema import CONTRADICTION, NonZeroSize, SharedSettings, Watermarks
-from kvcascade.tiers.base import Holding, OpenContext, Probe, Tier, TierSettings
+from kvcascade.tiers.base import OpenContext, Probe, StoredNamespace, Tier, TierSettings
 from kvcascade.tiers.paths import FolderPath
 
 __all__ = ["FsSettings"]
@@ -72,10 +72,10 @@ class FsSettings(SharedSettings, TierSettings):
 
         return probe(self, chunk_bytes)
 
-    def holdings(self) -> list[Holding]:
-        from .inventory import holdings
+    def stored(self, engine_id: str | None = None) -> list[StoredNamespace]:
+        from .inventory import stored
 
-        return holdings(Path(self.path))
+        return stored(self)
 
     def clear(self, tenant: str | None) -> list[str]:
         from .inventory import clear

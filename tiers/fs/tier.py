@@ -284,18 +284,16 @@ class FsTier(Tier):
         with self._calls, self._moving:
             with self._room.changing():
                 self._era = None  # nothing is served until it is known that the old epoch is void
-            opened = self._opened
+            left = self._era_of(self._opened)
             with _mapped("the mark of the new epoch can't be written"):
-                entered = opened.epochs.move(opened.epoch, epoch)
-            self._room.leave(self._era_of(opened).folder)
+                self._opened.move_to(epoch)
+            self._room.leave(left.folder)
             self._recency.forget()
-            opened.epoch = entered
-            self._era = self._era_of(opened)
+            self._era = self._era_of(self._opened)
 
     @staticmethod
     def _era_of(opened: Opened) -> Era:
-        stamp = opened.namespace.stamp(opened.epoch.mark)
-        return Era(stamp, str(opened.home.path / stamp.hex()))
+        return Era(opened.stamp, str(opened.home.path / opened.stamp.hex()))
 
     # -- housekeeping
 

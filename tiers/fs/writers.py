@@ -13,20 +13,23 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from kvcascade.tiers.boot import boot_id
 
-from .layout import GONE, Access, server_time, writers_folder
+from .layout import GONE, Access, listed, server_time, writers_folder
 
-__all__ = ["Identity", "Writer", "living", "remove_dead"]
+__all__ = ["Identity", "Writer", "dead", "epoch_of", "living", "remove", "remove_dead"]
 
 STALE = 3600.0
 """Seconds without a sign of life after which a writer on another host counts as dead."""
 SILENT = 180.0
 """Seconds without one after which it does not keep others from using the directory any more."""
+
+IN = "in-"
+"""Begins the name of the file that says in which epoch a writer is."""
 
 _SEPARATOR = "~"
 
@@ -113,6 +116,7 @@ class Writer:
         self.folder = writers_folder(root) / str(identity)
         self._access = access
         self._attempts = itertools.count()
+        self._stamp = ""
 
     def enter(self) -> None:
         """Makes the folder.
@@ -121,6 +125,20 @@ class Writer:
             OSError: it can't be made.
         """
         self._access.make_folder(self.folder)
+        self._note()
+
+    def be_in(self, stamp: str) -> None:
+        """Says in which epoch this engine is; "": in any. Where that can't be written, it is in any as well."""
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob(f"{IN}*"):
+                path.unlink(missing_ok=True)
+        self._stamp = stamp
+        self._note()
+
+    def _note(self) -> None:
+        if self._stamp:
+            with contextlib.suppress(OSError):
+                os.close(self._access.create(self.folder / f"{IN}{self._stamp}"))
 
     def temporary(self) -> str:
         """A path that nobody has used or will use."""
@@ -143,7 +161,7 @@ class Writer:
     def leave(self) -> None:
         """Removes the folder with what is in it. A medium that fails here has no say: others will do it."""
         with contextlib.suppress(OSError):
-            _remove(self.folder)
+            remove([*listed(self.folder), self.folder])
 
 
 def living(root: Path, now: float, stale: float = STALE) -> Iterator[Identity]:
@@ -157,19 +175,54 @@ def living(root: Path, now: float, stale: float = STALE) -> Iterator[Identity]:
             yield identity
 
 
+def dead(root: Path, now: float) -> Iterator[tuple[Identity, list[Path]]]:
+    """The writers that don't, and what they have left: temporaries, then the folder itself.
+
+    Raises:
+        OSError: the directory can't be read.
+    """
+    for identity, folder, touched in _writers(root):
+        if not _lives(identity, now - touched <= STALE):
+            yield identity, [*listed(folder), folder]
+
+
+def epoch_of(root: Path, identity: Identity) -> str:
+    """The stamp of the epoch that a writer is in; "" where it does not say.
+
+    Raises:
+        OSError: the directory can't be read.
+    """
+    said = [
+        path.name.removeprefix(IN)
+        for path in listed(writers_folder(root) / str(identity))
+        if path.name.startswith(IN)
+    ]
+    return said[0] if len(said) == 1 else ""
+
+
 def remove_dead(root: Path, now: float) -> int:
     """Removes what dead writers have left; returns how many they were. What can't be removed stays.
 
     Raises:
         OSError: the directory can't be read.
     """
-    dead = 0
-    for identity, folder, touched in _writers(root):
-        if not _lives(identity, now - touched <= STALE):
-            with contextlib.suppress(OSError):
-                _remove(folder)
-                dead += 1
-    return dead
+    count = 0
+    for _, left in dead(root, now):
+        with contextlib.suppress(OSError):
+            remove(left)
+            count += 1
+    return count
+
+
+def remove(left: Sequence[Path]) -> None:
+    """Removes what a dead writer has left.
+
+    Raises:
+        OSError: it can't be removed.
+    """
+    for path in left[:-1]:
+        path.unlink(missing_ok=True)
+    left[-1].rmdir()
 
 
 def _lives(identity: Identity, seems_so: bool) -> bool:
@@ -178,13 +231,7 @@ def _lives(identity: Identity, seems_so: bool) -> bool:
 
 
 def _writers(root: Path) -> Iterator[tuple[Identity, Path, float]]:
-    try:
-        folders = list(writers_folder(root).iterdir())
-    except OSError as error:
-        if error.errno in GONE:
-            return
-        raise
-    for folder in folders:
+    for folder in listed(writers_folder(root)):
         identity = Identity.parse(folder.name)
         if identity is None:
             continue
@@ -193,9 +240,3 @@ def _writers(root: Path) -> Iterator[tuple[Identity, Path, float]]:
         except OSError:
             continue  # it has just gone
         yield identity, folder, touched
-
-
-def _remove(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink(missing_ok=True)
-    folder.rmdir()

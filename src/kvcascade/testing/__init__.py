@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .leaks import no_leaks
     from .stack_machine import StackStateMachine
     from .state_machine import TierStateMachine
+    from .stored import StoredConformance
     from .wrappers import Call, FaultTier, GateTier, LatencyTier, TierWrapper
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "LatencyTier",
     "ManualClock",
     "StackStateMachine",
+    "StoredConformance",
     "TierConformance",
     "TierStateMachine",
     "TierWrapper",
@@ -58,6 +60,7 @@ _HOMES = {
     "LatencyTier": "wrappers",
     "ManualClock": "driver",
     "StackStateMachine": "stack_machine",
+    "StoredConformance": "stored",
     "TierConformance": "conformance",
     "TierStateMachine": "state_machine",
     "TierWrapper": "wrappers",

@@ -14,6 +14,7 @@ from kvcascade.tiers import OpenContext
 from kvcascade.tiers.fs import FsSettings
 from kvcascade.tiers.fs.layout import OWN_NAME, chunks, fans, homes, place
 from kvcascade.tiers.fs.tier import FsTier
+from kvcascade.tiers.fs.writers import IN
 from kvcascade.types import Key, Namespace, Outcome
 
 CHUNK = 64 << 10
@@ -84,7 +85,8 @@ class Directory:
 
     @property
     def temporaries(self) -> list[Path]:
-        return list((self.path / OWN_NAME / "writers").glob("*/*"))
+        left = (self.path / OWN_NAME / "writers").glob("*/*")
+        return [path for path in left if not path.name.startswith(IN)]
 
 
 @pytest.fixture

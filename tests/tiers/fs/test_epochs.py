@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvcascade.errors import TierUnavailable
-from kvcascade.testing import buffer, bytes_for, key_for
+from kvcascade.testing import NAMESPACE, buffer, bytes_for, key_for
 from kvcascade.tiers.fs.epochs import KEPT, Epoch, Epochs
 from kvcascade.tiers.fs.layout import Access
 from kvcascade.types import Outcome
@@ -218,7 +218,7 @@ def test_two_engines_that_leave_the_same_epoch_at_once_meet_again(tmp_path: Path
     entered: dict[int, list[Epoch]] = {1: [], 2: []}
 
     def engine(who: int) -> None:
-        epochs = Epochs(tmp_path, Access())
+        epochs = Epochs(tmp_path, NAMESPACE, Access())
         epoch = epochs.enter("v1")
         for _ in range(20):
             start.wait(60)
@@ -235,7 +235,7 @@ def test_two_engines_that_leave_the_same_epoch_at_once_meet_again(tmp_path: Path
 
 
 def test_marks_do_not_pile_up(tmp_path: Path) -> None:
-    epochs = Epochs(tmp_path, Access())
+    epochs = Epochs(tmp_path, NAMESPACE, Access())
     epoch = epochs.enter("")
     for _ in range(40):
         epoch = epochs.move(epoch, "")

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,7 +107,7 @@ def test_an_engine_shows_that_it_lives(shared: Any) -> None:
     tier._beaten -= 60.0
     tier.maintain(0.0)
     assert folder.stat().st_mtime > 1
-    folder.rmdir()  # taken for dead
+    shutil.rmtree(folder)  # taken for dead
     tier._beaten -= 60.0
     tier.maintain(0.0)
     assert tier._opened.writer.identity in living(shared.path, server_time(shared.path))

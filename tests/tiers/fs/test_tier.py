@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable
@@ -14,8 +15,9 @@ import pytest
 from kvcascade.errors import ClosedError, ConfigError, ProtocolError, TierUnavailable
 from kvcascade.testing import bytes_for, key_for
 from kvcascade.tiers.blocks import DIRECT
+from kvcascade.tiers.described import NAMESPACE_NAME
 from kvcascade.tiers.envelope import FORMAT, Envelope, checksum, pack
-from kvcascade.tiers.fs.layout import BLOCK, NAMESPACE_NAME
+from kvcascade.tiers.fs.layout import BLOCK
 from kvcascade.types import Namespace, Outcome, OutcomeKind, Usage
 
 HOUR = 3600.0
@@ -79,7 +81,7 @@ def test_folders_may_vanish_at_any_time(shared: Any) -> None:
     shared.store(tier, [key])
     shared.file(tier, key).unlink()
     shared.file(tier, key).parent.rmdir()
-    tier._opened.writer.folder.rmdir()
+    shutil.rmtree(tier._opened.writer.folder)
     assert shared.load(tier, [key]) == [Outcome.MISSING]
     assert shared.store(tier, [key]) == [Outcome.OK]
     assert shared.load(tier, [key]) == [Outcome.OK]
