@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import inf
 from typing import Literal
 
@@ -202,27 +203,26 @@ class SecondaryTierManager:
     def prepare_store(self, keys: Sequence[Key], ctx: RequestContext) -> StoreOffer | None:
         """Slots for those of these chunks that are neither here nor on their way; the head of the prompt first.
 
-        None where they do not all fit now, or where a transfer begun before a reset still uses a slot of one of
-        them: the offer may be made again. Making room evicts, but never a chunk of the same request: a prompt
-        larger than the pool keeps its head.
+        Granted is the longest prefix of them that fits now, up to the first of which a transfer begun before a
+        reset still uses the slot. The rest is refused and may be offered again; None where that is all of them.
+        Making room evicts, but never a chunk of the same request: a prompt larger than the pool keeps its head.
         """
         self._begin_step()
         request = self._requests.get(ctx, "prepare_store")
         request.waiting_since = None  # who stores runs, and waits no longer
         request.keys.update(dict.fromkeys(keys))
         new = [key for key in dict.fromkeys(keys) if self._slots.find(key) < 0]
-        victims = None
-        if not any(map(self._slots.quarantined, new)):
-            victims = self._slots.victims(len(new), spare=request.keys)
-        if victims is None or self._cascade.keeps(victims, self._now):
-            self._primary.refuse(new)
+        room, victims = self._room_for(new, request)
+        granted, refused = new[:room], new[room:]
+        self._primary.refuse(refused)
+        if refused and not granted:
             return None
         evicted = self._primary.evict(victims)
-        slots = self._slots.allocate(new, SlotState.STORING)
-        for key in new:
+        slots = self._slots.allocate(granted, SlotState.STORING)
+        for key in granted:
             self._storing[key] = request
-        request.storing += len(new)
-        return StoreOffer(new, slots, evicted)
+        request.storing += len(granted)
+        return StoreOffer(granted, slots, evicted, refused)
 
     def complete_store(self, keys: Sequence[Key], ctx: RequestContext, success: bool = True) -> None:
         """The engine has written these chunks: they are HIT from here on, and cascade. Or it has failed to: they
@@ -415,6 +415,14 @@ class SecondaryTierManager:
         self._primary.stats.misses[self._primary.why(key)] += 1
         for level in self._chain.levels[:found_at]:
             level.stats.misses[level.why(key)] += 1
+
+    def _room_for(self, keys: Sequence[Key], request: Request) -> tuple[int, list[int]]:
+        """How many leading ones of these absent keys can be stored now, and the slots that have to go for them."""
+        storable = list(takewhile(lambda key: not self._slots.quarantined(key), keys))
+        victims = self._slots.coldest(len(storable) - self._slots.free, spare=request.keys)
+        if self._cascade.keeps(victims, self._now):
+            victims = []
+        return min(len(storable), self._slots.free + len(victims)), victims
 
     def _use(self, keys: Sequence[Key], request: Request) -> None:
         self._slots.touch(keys, request.number)

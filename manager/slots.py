@@ -126,7 +126,12 @@ class SlotTable:
         """The slots that would have to go for `room` free ones; None where there is no such room. Chunks of
         `spare` stay; those that would have gone count as used."""
         short = room - len(self._free)
-        if short <= 0:
+        found = self.coldest(short, spare)
+        return found if len(found) >= short else None
+
+    def coldest(self, count: int, spare: Container[Key] = ()) -> list[int]:
+        """The up to `count` slots that would go first; of `spare` as in `victims`."""
+        if count <= 0:
             return []
         spared: list[int] = []
 
@@ -138,13 +143,9 @@ class SlotTable:
                 return True
             return False
 
-        found = self._policy.victims(short, busy if spare else self._busy)
+        found = self._policy.victims(count, busy if spare else self._busy)
         self._policy.touch(spared)
-        return found if len(found) == short else None
-
-    def coldest(self, count: int) -> list[int]:
-        """The up to `count` slots that would go first."""
-        return self._policy.victims(count, self._busy)
+        return found
 
     def is_clean(self, key: Key) -> bool:
         """Whether the key's chunk is held below too."""

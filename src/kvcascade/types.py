@@ -1,7 +1,7 @@
 """The words that all layers share. Nothing here does I/O or holds state."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -196,12 +196,14 @@ class PrefixMatch(NamedTuple):
 class StoreOffer(NamedTuple):
     """What `prepare_store` grants: chunk `keys[i]` is to be copied into slot `slots[i]`.
 
-    Keys that were asked for but are not here are already present or on their way.
+    Keys that were asked for and are in neither list are already present or on their way.
     """
 
     keys: list[Key]
     slots: list[int]
     evicted: list[Key]
+    refused: Sequence[Key] = ()
+    """Those for which there is no room now; they may be offered again."""
 
 
 class MissReason(Enum):

@@ -222,7 +222,8 @@ class World:
         elif life.computed < len(life.prompt):
             portion = life.prompt[life.computed : life.computed + self.draw.randint(1, 6)]
             life.offer = self.manager.prepare_store(portion, life.ctx)
-            life.computed += len(portion) if life.offer or self.draw.random() < 0.1 else 0
+            complete = life.offer is not None and not life.offer.refused
+            life.computed += len(portion) if complete or self.draw.random() < 0.1 else 0
         else:
             self._end(life)
 
@@ -343,14 +344,13 @@ class World:
         ctx = driver.begin(name)
         hits = driver.match(ctx, prompt).hits
         driver.load(ctx, prompt[:hits])
-        offers: list[StoreOffer | None] = []
 
-        def granted() -> bool:
-            offers.append(driver.offer(ctx, prompt[hits:]))
-            return offers[-1] is not None
+        def stored() -> bool:
+            offer = driver.offer(ctx, prompt[hits:])
+            self.manager.complete_store(offer.keys if offer else [], ctx)
+            return offer is not None and not offer.refused
 
-        driver.until(granted, "the store stays refused")
-        self.manager.complete_store(offers[-1].keys if offers[-1] else [], ctx)
+        driver.until(stored, "the store stays refused")
         driver.finish(ctx)
         driver.step()
         driver.settle()

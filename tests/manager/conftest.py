@@ -70,11 +70,11 @@ class Stack(Driver):
         self.settle()
 
     def stored(self, ctx: RequestContext, keys: Sequence[Key]) -> bool:
-        """Offers these chunks once; whether they were granted, and are stored now."""
+        """Offers these chunks once; whether all were granted, and are stored now."""
         offer = self.offer(ctx, keys)
         if offer is not None:
             self.manager.complete_store(offer.keys, ctx)
-        return offer is not None
+        return offer is not None and not offer.refused
 
     def later(self, seconds: float) -> None:
         """The step ends, and the next one begins so much later."""

@@ -13,17 +13,72 @@ Make = Callable[..., Stack]
 
 
 def test_a_hit_stays_true_to_the_end_of_the_step(stack: Make) -> None:
-    """Another request's store in between is refused, or takes other chunks (vllm-project/vllm#39702)."""
+    """Another request's store in between takes other chunks, and what is more is refused until then
+    (vllm-project/vllm#39702)."""
     s = stack(slots=4)
     s.serve("fill", KEYS[:4])
     first, second = s.begin("r1"), s.begin("r2")
     assert s.manager.match_prefix(KEYS[:2], first).hits == 2
-    assert s.manager.prepare_store(KEYS[10:13], second) is None
+    offer = s.offer(second, KEYS[10:13])
+    assert offer is not None and (offer.keys, offer.refused) == (KEYS[10:12], KEYS[12:13])
+    assert s.manager.prepare_store(KEYS[12:13], second) is None
     s.load(first, KEYS[:2])
     s.finish(first)
     s.step()
-    assert s.store(second, KEYS[10:13]) == KEYS[10:13]
+    assert s.store(second, KEYS[12:13]) == KEYS[12:13]
+    s.manager.complete_store(offer.keys, second)
     s.finish(second)
+
+
+def test_of_an_offer_larger_than_primary_the_prefix_that_fits_is_granted(stack: Make) -> None:
+    """The rest is refused, counted, and granted when it is offered again and there is room: so a prompt that comes
+    as one offer keeps its head (vllm-project/vllm#26329)."""
+    s = stack(slots=4, tiers=0)
+    long, other = s.begin("long"), s.begin("other")
+    offer = s.offer(long, KEYS[:10])
+    assert offer is not None and (offer.keys, offer.refused) == (KEYS[:4], KEYS[4:10])
+    assert s.manager.get_stats().tiers[0].refused == 6
+    s.manager.complete_store(offer.keys, long)
+    assert s.manager.prepare_store(KEYS[4:10], long) is None, "its own head does not go for its tail"
+    assert s.manager.match_prefix(KEYS[:10], long).hits == 4
+    s.finish(long)
+    s.step()
+    again = s.offer(other, KEYS[4:10])
+    assert again is not None and (again.keys, again.refused) == (KEYS[4:8], KEYS[8:10])
+    s.manager.complete_store(again.keys, other)
+    assert s.manager.match_prefix(KEYS[4:10], other).hits == 4
+    s.finish(other)
+
+
+def test_of_an_offer_what_is_here_or_coming_is_neither_granted_nor_refused(stack: Make) -> None:
+    s = stack(slots=6, tiers=0)
+    s.serve("here", KEYS[1:2])
+    coming, ctx = s.begin("coming"), s.begin("r")
+    s.offer(coming, [KEYS[4], KEYS[6]])
+    offer = s.offer(ctx, KEYS[:8])
+    assert offer is not None and (offer.keys, offer.refused) == ([KEYS[0], *KEYS[2:4]], [KEYS[5], KEYS[7]])
+    s.manager.complete_store(offer.keys, ctx)
+    s.manager.complete_store([KEYS[4], KEYS[6]], coming, success=False)
+    s.step()
+    assert s.store(ctx, KEYS[:6]) == KEYS[4:6]
+    nothing_new = s.manager.prepare_store(KEYS[:6], ctx)
+    assert nothing_new is not None and (nothing_new.keys, nothing_new.refused) == ([], [])
+    s.finish(coming)
+    s.finish(ctx)
+
+
+def test_an_offer_ends_before_a_chunk_whose_slot_is_still_used_since_a_reset(stack: Make) -> None:
+    s = stack(slots=8, tiers=0)
+    before, after = s.begin("before"), s.begin("after")
+    s.offer(before, KEYS[2:3])
+    s.manager.reset_cache()
+    offer = s.offer(after, KEYS[:4])
+    assert offer is not None and (offer.keys, offer.refused) == (KEYS[:2], KEYS[2:4])
+    s.manager.complete_store(KEYS[2:3], before)
+    assert s.store(after, KEYS[2:4]) == KEYS[2:4]
+    s.manager.complete_store(offer.keys, after)
+    s.finish(before)
+    s.finish(after)
 
 
 def test_lookups_keep_nothing_alive(stack: Make) -> None:

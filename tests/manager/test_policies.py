@@ -54,6 +54,21 @@ def test_a_chain_of_on_evict_loses_nothing_that_its_capacities_hold(stack: Make)
     assert stats.tiers[1].bytes <= 48 * CHUNK
 
 
+def test_what_is_free_is_granted_while_the_rest_of_an_offer_waits_for_a_demotion(stack: Make) -> None:
+    s = stack(slots=8, write="on_evict")
+    s.gates[0].shut()
+    s.serve("first", KEYS[:7])
+    second = s.begin("second")
+    offer = s.offer(second, KEYS[10:14])
+    assert offer is not None and (offer.keys, offer.refused) == (KEYS[10:11], KEYS[11:14])
+    assert not offer.evicted
+    s.manager.complete_store(offer.keys, second)
+    s.gates[0].open()
+    s.until(lambda: s.stored(second, KEYS[11:14]), "the store stays refused")
+    assert s.manager.get_stats().tiers[0].dropped == 0
+    s.finish(second)
+
+
 def test_need_waits_for_a_demotion_under_way_and_drops_where_there_is_none(stack: Make) -> None:
     s = stack(slots=8, write="on_evict")
     s.gates[0].shut()

@@ -162,21 +162,21 @@ class Player:
         self._manager.complete_load(keys, ctx)
 
     def _prefill(self, keys: Sequence[Key], computed: Sequence[int], ctx: RequestContext) -> Steps:
-        """Stores the computed places of the prompt. After a portion that was refused the rest would be a prefix
+        """Stores the computed places of the prompt. After a chunk that stays refused the rest would be a prefix
         with a gap, which nobody finds, so it is not offered."""
-        for start in range(0, len(computed), _PORTION):
-            if self._stopped():
-                return
-            portion = computed[start : start + _PORTION]
-            offer = yield from self._offer([keys[place] for place in portion], ctx)
+        start = 0
+        while start < len(computed) and not self._stopped():
+            portion = [keys[place] for place in computed[start : start + _PORTION]]
+            offer = yield from self._offer(portion, ctx)
             if offer is None:
                 self.tally.refused += len(computed) - start
                 return
-            self._manager.touch(keys[: portion[-1] + 1], ctx)
+            start += portion.index(offer.refused[0]) if offer.refused else len(portion)
+            self._manager.touch(keys[: computed[start - 1] + 1], ctx)
             yield from self._store(offer, ctx)
 
     def _offer(self, keys: Sequence[Key], ctx: RequestContext) -> Generator[None, None, StoreOffer | None]:
-        """Offers the keys; where they are refused, once more in the next step, and again after each step in which
+        """Offers the keys; where all are refused, once more in the next step, and again after each step in which
         the stack was moving chunks, since that may make room."""
         for tries in range(_OFFERS):
             offer = self._manager.prepare_store(keys, ctx)

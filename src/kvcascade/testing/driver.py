@@ -65,10 +65,10 @@ class Driver:
         """Offers, writes and completes these chunks; returns those that were granted.
 
         Raises:
-            AssertionError: the offer was refused.
+            AssertionError: some of the offer was refused.
         """
         offer = self.offer(ctx, keys)
-        if offer is None:
+        if offer is None or offer.refused:
             raise AssertionError(f"the store of {len(keys)} chunks was refused")
         self.manager.complete_store(offer.keys, ctx)
         return offer.keys

@@ -204,15 +204,18 @@ class StackWorld:
     def offer(self, name: str, start: int, count: int) -> None:
         keys = list(self.prompts[name])[start : start + count]
         room = self._room_for(name, keys)
+        absent = [key for key in dict.fromkeys(keys) if self._absent(key)]
         offer = self.manager.prepare_store(keys, self.running[name])
         gone = self._take_events()
         if offer is None:
-            assert not room or self._demotes(), "refused, although there is room"
+            assert absent and (not room or self._demotes()), "refused, although there is room"
             self.check()
             return
         assert gone["host"] == offer.evicted, "evicted is not what was removed"
         self._check_dropped(gone["host"])
-        assert set(offer.keys) == {key for key in keys if self._absent(key)}, "not the keys that are absent"
+        assert [*offer.keys, *offer.refused] == absent, "not the keys that are absent"
+        assert offer.keys or not offer.refused, "refused as a whole, and not None"
+        assert len(offer.keys) == min(room, len(absent)) or self._demotes(), "not the prefix that fits"
         for slot in offer.slots:
             assert slot not in self._used(), f"slot {slot} is granted, and in use"
         self.stores.append(Copy(self.running[name], offer.keys, offer.slots, self.epoch))
@@ -324,14 +327,9 @@ class StackWorld:
     # The model
 
     def _absent(self, key: Key) -> bool:
-        """Whether a store of the key may be granted; a key that this very call has granted counts as absent."""
-        return (
-            key not in self.holds["host"]
-            and not any(key in copy.keys for copy in self.stores)
-            and not any(key in copy.keys for copy in self.loads if copy.void)
-            and not self._arriving(key)
-            and not self.manager._slots.quarantined(key)
-        )
+        """Whether it is neither in primary nor on its way into it."""
+        coming = any(key in copy.keys for copy in self.stores if not copy.void)
+        return key not in self.holds["host"] and not coming and not self._arriving(key)
 
     def _gives(self, level: Level, key: Key) -> bool:
         return level.up and key in self.holds[level.name] and level.settings.promote == "always"
@@ -364,16 +362,17 @@ class StackWorld:
             excused = key in request.turned_down or self.manager._slots.quarantined(key) or leaving
             assert excused or not (coming or below), "MISS for a chunk that is there or coming"
 
-    def _room_for(self, name: str, keys: Sequence[Key]) -> bool:
-        """Whether these can be stored now without evicting what is in use, HIT in this step, or of the request."""
+    def _room_for(self, name: str, keys: Sequence[Key]) -> int:
+        """How many leading ones of these, of those that are absent, can be stored now without evicting what is in
+        use, HIT in this step, or of the request."""
         self.manager.touch((), self.running[name])  # so that results of the lanes are in
         self._take_events()
         slots = self.manager._slots
-        if any(map(slots.quarantined, keys)):
-            return False
         own = self.manager._requests._running[name].keys.keys() | set(keys)
         idle = sum(key not in own and not slots._busy(slots.find(key)) for key in self.holds["host"])
-        return sum(map(self._absent, dict.fromkeys(keys))) <= slots.free + idle
+        absent = [key for key in dict.fromkeys(keys) if self._absent(key)]
+        storable = next((place for place, key in enumerate(absent) if slots.quarantined(key)), len(absent))
+        return min(storable, slots.free + idle)
 
     def _jobs(self) -> Iterable[Job]:
         return [job for lane in self.lanes for job in lane.unsettled.values()]
