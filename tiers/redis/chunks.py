@@ -1,0 +1,81 @@
+"""A chunk as a value: its envelope, then its payload, under a name that says whose it is."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kvcascade.tiers.envelope import HEADER_BYTES, Envelope, checksum, pack
+from kvcascade.types import Buffer, Key, Namespace
+
+from .exchange import Request
+from .replies import Reply
+from .wire import Part, Wire, command
+
+__all__ = ["Era", "Fetched", "Names", "fetch", "store"]
+
+LAYOUT = "v1"
+"""A part of every name: versions that lay chunks out in another way never meet."""
+
+
+class Names:
+    """The names of one namespace's keys: PREFIX:v1:NAMESPACE:..."""
+
+    def __init__(self, prefix: str, digest: str) -> None:
+        self.base = f"{prefix}:{LAYOUT}:{digest}:".encode()
+
+    @classmethod
+    def of(cls, prefix: str, namespace: Namespace) -> "Names":
+        return cls(prefix, namespace.digest.hex())
+
+    @property
+    def description(self) -> bytes:
+        """What the namespace stands for, as JSON."""
+        return self.base + b"namespace"
+
+    def mark(self, name: bytes) -> bytes:
+        """The mark of the weights whose name has this digest."""
+        return self.base + b"epoch:" + name
+
+
+class Era(NamedTuple):
+    """What a tier is in between two moves to another epoch."""
+
+    stamp: bytes
+    base: bytes
+    """What the names of its chunks begin with."""
+
+    def name(self, key: Key) -> bytes:
+        return self.base + key.hex().encode()
+
+
+class Fetched(NamedTuple):
+    """A request for a chunk, and where its envelope comes."""
+
+    request: Request
+    header: Buffer
+
+
+def fetch(name: bytes, payload: Buffer) -> Fetched:
+    """Reads a chunk into `payload`."""
+    header = memoryview(bytearray(HEADER_BYTES))
+    sent = command("GET", name)
+
+    def receive(wire: Wire) -> Reply:
+        return wire.reply_into(header, payload)
+
+    return Fetched(Request(name, lambda: [sent], receive, len(payload)), header)
+
+
+def store(era: Era, key: Key, payload: Buffer, ttl: float | None, now: Callable[[], float] = time.time) -> Request:
+    """Writes a chunk that is not there yet; one that is there stays as it is."""
+    name = era.name(key)
+    expiry: Sequence[bytes | str | int] = () if ttl is None else ("PX", max(1, round(ttl * 1000)))
+
+    def parts() -> Sequence[Part]:
+        envelope = Envelope(era.stamp, key, len(payload), now(), time.time_ns(), checksum(payload))
+        count, nbytes = 4 + len(expiry), HEADER_BYTES + len(payload)
+        front = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (count, len(name), name, nbytes)
+        after = command("NX", *expiry)
+        return [front + pack(envelope, HEADER_BYTES), payload, b"\r\n" + after[after.index(b"\n") + 1 :]]
+
+    return Request(name, parts, weight=len(payload))

@@ -1,0 +1,74 @@
+"""What a server answers, and what its errors mean."""
+
+from typing import Any, NamedTuple, TypeAlias
+
+from kvcascade.errors import TierError, TierRefused, TierUnavailable
+
+from .settings import Location
+
+__all__ = ["Refusal", "Reply", "Stored", "error_of", "is_too_large", "moved_to"]
+
+
+class Refusal(NamedTuple):
+    """An error that a server answers with: `-CODE text`."""
+
+    code: str
+    text: str
+
+    @classmethod
+    def parse(cls, line: bytes) -> "Refusal":
+        code, _, text = line.decode(errors="replace").partition(" ")
+        return cls(code, text)
+
+
+class Stored(NamedTuple):
+    """A value that was received."""
+
+    in_place: bool
+    """Whether it was as long as was expected, and is in the buffers; else it was skipped."""
+
+
+Reply: TypeAlias = bytes | int | list[Any] | Refusal | Stored | None
+
+_NEVER = {
+    "NOPERM": "the user may not do this",
+    "NOAUTH": "a password is required",
+    "WRONGPASS": "wrong username or password",
+}
+_NOT_NOW = {
+    "LOADING": "it is still loading its data",
+    "READONLY": "it is a read-only replica",
+    "MASTERDOWN": "it is a replica that has lost its primary",
+    "CLUSTERDOWN": "the cluster does not serve all slots",
+    "TRYAGAIN": "the cluster is moving these keys",
+    "MISCONF": "it takes no writes, because it can't save them to its disk",
+    "NOREPLICAS": "it takes no writes, because too few replicas are connected",
+    "OOM": "it is full (maxmemory) and evicts nothing",
+    "BUSY": "it is running a script",
+}
+_TOO_LARGE = "Protocol error: invalid bulk length"
+
+
+def error_of(refusal: Refusal, where: Location) -> TierError:
+    """The error in our terms, in words."""
+    said = f"{refusal.code} {refusal.text}".strip()
+    if words := _NEVER.get(refusal.code):
+        return TierRefused(f"{where}: {words} ({said})")
+    if words := _NOT_NOW.get(refusal.code):
+        return TierUnavailable(f"{where}: {words} ({said})")
+    if refusal.code in ("MOVED", "ASK"):
+        return TierUnavailable(f"{where}: a node of a Redis Cluster ({said}); see the tier's mode")
+    return TierUnavailable(f"{where}: {said}")
+
+
+def is_too_large(reply: Reply | TierError) -> bool:
+    """Whether the value was above the server's `proto-max-bulk-len`. The server then closes the connection."""
+    return isinstance(reply, Refusal) and _TOO_LARGE in f"{reply.text}"
+
+
+def moved_to(reply: Reply | TierError, asked: Location) -> tuple[Location, bool] | None:
+    """Where a node of a cluster sends us, and whether for this one time only (ASK)."""
+    if not isinstance(reply, Refusal) or reply.code not in ("MOVED", "ASK"):
+        return None
+    host, _, port = reply.text.split(" ")[-1].rpartition(":")
+    return Location(host or asked.host, int(port)), reply.code == "ASK"

@@ -1,0 +1,259 @@
+"""One connection: commands go out and replies come in, payloads straight from and into the caller's buffers."""
+
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from kvcascade.errors import TierUnavailable
+from kvcascade.types import Buffer
+
+from .replies import Refusal, Reply, Stored
+from .settings import Location
+
+__all__ = ["Part", "Wire", "command"]
+
+Part: TypeAlias = bytes | Buffer
+
+_TIMEVAL = struct.Struct("@ll")
+_INPUT = 1 << 16  # bytes of the buffer for replies; payloads do not pass through it
+_LINE = 24  # bytes that the length of a value takes, more or less
+_MANY = 1000  # buffers that one call of the system takes
+_DRIFT = 0.9  # the system is told of a deadline again once it is this much closer
+
+
+def command(*words: bytes | str | int) -> bytes:
+    """A command as the protocol has it."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        raw = word if isinstance(word, bytes) else str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+    return b"".join(parts)
+
+
+class Wire:
+    """A connection that redis-py has made: connected, authenticated, in its database. From then on its socket is
+    used here alone.
+
+    Plain sockets block, with the deadline kept by the system: so a payload takes one call, however large it is,
+    and the interpreter lock is waited for once. TLS can't do either, and gets its parts one by one.
+
+    Whatever goes wrong raises `TierUnavailable` and closes the connection. One thread at a time.
+    """
+
+    def __init__(self, connection: Any, where: Location, clock: Callable[[], float] = time.monotonic) -> None:
+        self.where = where
+        self._connection = connection
+        self._socket: socket.socket = connection._sock
+        self._tls = isinstance(self._socket, ssl.SSLSocket)
+        self._clock = clock
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._end = self._armed = 0.0
+        self._ahead = bytearray(_INPUT)  # what was read ahead lies between _start and _stop
+        self._input = memoryview(self._ahead)
+        self._start = self._stop = 0
+        self._tail = memoryview(bytearray(2))
+        self.used = clock()
+        self.closed = False
+        if not self._tls:
+            self._socket.settimeout(None)
+
+    def begin(self, end: float) -> None:
+        """What follows must be done by `end`, in the clock's seconds."""
+        self._end = end
+        self._arm()
+
+    def greet(self, within: float, *words: bytes | str) -> None:
+        """Says something whose answer does not matter, at most for `within` seconds."""
+        self.begin(self._clock() + within)
+        try:
+            self.send([command(*words)])
+            self.reply()
+        except TierUnavailable:
+            self.close()
+            raise
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it is open and has nothing to say: so it may be used."""
+        return not self.closed and self._start == self._stop and not self._poll.poll(0)
+
+    def close(self) -> None:
+        self.closed = True
+        self._connection.disconnect()
+
+    # Sending
+
+    def send(self, parts: Sequence[Part]) -> None:
+        """Sends all of them, in few calls. On a failure the connection stays open: what the server said before it
+        hung up can still be read."""
+        try:
+            if self._tls:
+                for part in parts:
+                    self._arm()
+                    self._socket.sendall(part)
+            else:
+                for start in range(0, len(parts), _MANY):
+                    self._send_some(parts[start : start + _MANY])
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _send_some(self, parts: Sequence[Part]) -> None:
+        self._arm()
+        sent = self._socket.sendmsg(parts)
+        while True:
+            left = []
+            for part in parts:
+                if sent < len(part):
+                    left.append(memoryview(part)[sent:])
+                sent = max(0, sent - len(part))
+            if not left:
+                return
+            self._arm()
+            parts, sent = left, self._socket.sendmsg(left)
+
+    # Receiving
+
+    def reply(self) -> Reply:
+        """The next reply, whatever it is."""
+        line = self._line(_INPUT)
+        kind, rest = line[:1], line[1:]
+        if kind == b"+":
+            return rest
+        if kind == b"-":
+            return Refusal.parse(rest)
+        if kind == b":":
+            return self._number(rest)
+        if kind == b"$":
+            nbytes = self._number(rest)
+            return self._bulk(nbytes) if nbytes >= 0 else None
+        if kind == b"*":
+            count = self._number(rest)
+            return [self.reply() for _ in range(count)] if count >= 0 else None
+        raise self._unexpected(line)
+
+    def reply_into(self, header: Buffer, payload: Buffer) -> Reply:
+        """The next reply: a value is received into these two; one of another length is skipped."""
+        line = self._line(len(header) + _LINE)
+        if line[:1] != b"$":
+            if line[:1] == b"-":
+                return Refusal.parse(line[1:])
+            raise self._unexpected(line)
+        nbytes = self._number(line[1:])
+        if nbytes < 0:
+            return None
+        if nbytes != len(header) + len(payload):
+            self._skip(nbytes + 2)
+            return Stored(in_place=False)
+        self._into(header)
+        self._into(payload, self._tail)
+        if bytes(self._tail) != b"\r\n":
+            raise self._unexpected(bytes(self._tail))
+        return Stored(in_place=True)
+
+    def _line(self, limit: int) -> bytes:
+        """Up to the next line end. Reads ahead at most `limit` bytes, so that little of a payload is copied."""
+        searched = self._start
+        while True:
+            found = self._ahead.find(b"\r\n", searched, self._stop)
+            if found >= 0:
+                line = bytes(self._input[self._start : found])
+                self._start = found + 2
+                return line
+            searched = max(self._start, self._stop - 1)
+            if self._stop - self._start > _INPUT // 2:
+                raise self._unexpected(bytes(self._input[self._start : self._start + _LINE]))
+            searched -= self._fill(limit)
+
+    def _fill(self, limit: int) -> int:
+        """Receives something; by how much what was there has moved to the front."""
+        moved = self._start if self._stop + limit > _INPUT else 0
+        if self._start == self._stop:
+            moved = self._start
+        if moved:
+            left = bytes(self._input[self._start : self._stop])
+            self._input[: len(left)] = left
+            self._start, self._stop = 0, len(left)
+        self._stop += self._receive([self._input[self._stop : self._stop + limit]], 0)
+        return moved
+
+    def _bulk(self, nbytes: int) -> bytes:
+        value = bytearray(nbytes)
+        self._into(memoryview(value), self._tail)
+        return bytes(value)
+
+    def _skip(self, nbytes: int) -> None:
+        scratch = memoryview(bytearray(min(nbytes, _INPUT)))
+        while nbytes:
+            part = scratch[: min(nbytes, len(scratch))]
+            self._into(part)
+            nbytes -= len(part)
+
+    def _into(self, target: Buffer, tail: Buffer | None = None) -> None:
+        """Fills the buffers: from what was read ahead, and the rest straight from the socket."""
+        wanted = [target] if tail is None else [target, tail]
+        left = []
+        for part in wanted:
+            taken = min(len(part), self._stop - self._start)
+            if taken:
+                part[:taken] = self._input[self._start : self._start + taken]
+                self._start += taken
+            if taken < len(part):
+                left.append(part[taken:])
+        while left:
+            received = self._receive(left, socket.MSG_WAITALL)
+            while left and received >= len(left[0]):
+                received -= len(left.pop(0))
+            if received:
+                left[0] = left[0][received:]
+
+    def _receive(self, targets: Sequence[Buffer], flags: int) -> int:
+        """At least one byte; where the flags ask for it, all that the deadline leaves time for."""
+        self._arm()
+        try:
+            if self._tls:
+                received = self._socket.recv_into(targets[0])
+            else:
+                received = self._socket.recvmsg_into(targets, 0, flags)[0]
+            if not received:
+                raise ConnectionResetError("the server has closed it")
+        except OSError as error:
+            self.close()
+            raise self._lost(error) from error
+        return received
+
+    # Deadlines and failures
+
+    def _arm(self) -> None:
+        """Tells the socket how long it may take; it is told again only as the end comes closer."""
+        left = self._end - self._clock()
+        if left <= 0:
+            self.close()
+            raise TierUnavailable(f"{self.where}: no answer in time")
+        if left < self._armed * _DRIFT or left > self._armed:
+            self._armed = left
+            if self._tls:
+                self._socket.settimeout(left)
+            else:
+                limit = _TIMEVAL.pack(int(left), int(left % 1 * 1e6) or 1)
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def _number(self, text: bytes) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            raise self._unexpected(text) from None
+
+    def _unexpected(self, found: bytes) -> TierUnavailable:
+        self.close()
+        return TierUnavailable(f"{self.where}: an answer that is none: {found[:_LINE]!r}")
+
+    def _lost(self, error: OSError) -> TierUnavailable:
+        if isinstance(error, BlockingIOError | TimeoutError):
+            return TierUnavailable(f"{self.where}: no answer in time")
+        return TierUnavailable(f"{self.where}: the connection was lost: {error.strerror or error}")
