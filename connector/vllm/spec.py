@@ -1,0 +1,141 @@
+"""The first way in: an `OffloadingSpec` under vLLM's own OffloadingConnector.
+
+--kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+    "kv_connector_extra_config": {"spec_name": "KVCascade", "stack": "stack.yaml"}}'
+"""
+
+import logging
+from typing import Any
+
+from kvcascade import __version__
+from kvcascade.configs import StackSettings
+from kvcascade.configs.units import format_size
+from kvcascade.connector.worker import TransferWorker
+from kvcascade.errors import ConfigError
+from kvcascade.manager import SecondaryTierManager
+from kvcascade.stack import build, pool_slots
+from kvcascade.tiers.host import HostPool
+from kvcascade.types import Namespace
+
+from . import compat, identity
+from .ledger import CopyLedger
+from .logs import share_handlers
+from .manager import CascadeManager
+from .media import place_of
+from .metrics import definitions
+from .options import stack_of
+from .pool import join_as_scheduler, join_as_worker
+from .worker import CascadeWorker, layout_of
+
+__all__ = ["KVCascadeSpec"]
+
+logger = logging.getLogger("kvcascade")
+
+_UNNAMED = frozenset({"memory", "noop"})
+"""Tiers that end with their process."""
+
+
+class KVCascadeSpec(compat.OffloadingSpec):
+    """Built in every process of the engine. The constructor only reads the settings; a worker makes or maps the
+    pool in `get_worker`, and the scheduler, which comes last, maps it and opens the tiers in `get_manager`.
+
+    Raises:
+        ConfigError: the stack can't be used, or can't be used with this engine.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        share_handlers()
+        compat.warn_if_untested()
+        self._stack = stack_of(config.extra_config)
+        self._manager: CascadeManager | None = None
+        self._worker: CascadeWorker | None = None
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        return definitions()
+
+    def get_manager(self) -> CascadeManager:
+        if self._manager is None:
+            self._manager = self._make_manager()
+        return self._manager
+
+    def get_worker(self, kv_caches: Any) -> CascadeWorker:
+        if self._worker is None:
+            self._worker = self._make_worker(kv_caches)
+        return self._worker
+
+    def _make_manager(self) -> CascadeManager:
+        shared = join_as_scheduler(self.config.engine_id)
+        pool = shared.pool
+        events = self.kv_events_config.enable_kv_cache_events
+        namespace = identity.namespace_of(shared.ranks)
+        stack = build(self._stack, namespace, pool.slot_bytes, self._engine_id(), pool=pool, events=events)
+        _log_start(self._stack, namespace, stack, self._tokens_per_chunk() / len(self.config.groups))
+        places = [place_of(tier) for tier in self._stack.tiers]
+        return CascadeManager(stack, CopyLedger(pool.marks, pool.slots), places, events)
+
+    def _make_worker(self, kv_caches: Any) -> CascadeWorker:
+        engine, parallel = compat.current_config(), self.config.parallel
+        _check_engine(engine, self._stack)
+        tensors, groups = layout_of(kv_caches, self.blocks_per_chunk)
+        needed = TransferWorker.part_bytes(tensors, groups)
+        told = identity.rank_parts(engine, self.config, kv_caches)
+        told |= identity.engine_parts(engine, compat.version) if parallel.rank == 0 else {}
+        pool = join_as_worker(
+            self.config.engine_id, parallel.rank, parallel.world_size, needed, told, self._make_pool
+        )
+        transfers = TransferWorker(tensors, groups, pool.pool, offset=parallel.rank * pool.part_bytes)
+        block_bytes = [sum(tensors[tensor].shape[1] for tensor in group.tensors) for group in groups]
+        return CascadeWorker(transfers, pool, parallel.rank, self.blocks_per_chunk, block_bytes)
+
+    def _make_pool(self, part_bytes: int) -> HostPool:
+        ranks = self.config.parallel.world_size
+        slot_bytes = part_bytes * ranks
+        return HostPool(pool_slots(self._stack, slot_bytes), slot_bytes, ranks=ranks)
+
+    def _engine_id(self) -> str:
+        """Where tiers have a place for each engine: the first that is free, but for data-parallel replicas, whose
+        places are their numbers."""
+        parallel = self.config.parallel
+        return f"dp{parallel.data_parallel_index}" if parallel.data_parallel_size > 1 else ""
+
+    def _tokens_per_chunk(self) -> int:
+        return int(max(self.tokens_per_block)) * int(self.blocks_per_chunk)
+
+
+def _check_engine(engine: Any, stack: StackSettings) -> None:
+    """
+    Raises:
+        ConfigError: vLLM is set so that a stack is of no use, or can't work.
+    """
+    if not engine.cache_config.enable_prefix_caching:
+        raise ConfigError("prefix caching is off, so no chunk has a key; start vLLM with --enable-prefix-caching")
+    nodes = getattr(engine.parallel_config, "nnodes_within_dp", 1)
+    if nodes > 1:
+        raise ConfigError(
+            f"the engine spans {nodes} nodes, and its host pool can't; use one node for each data-parallel replica"
+        )
+    outlive = [tier.name for tier in stack.secondary if tier.type not in _UNNAMED]
+    identity.check_hashes(engine.cache_config.prefix_caching_hash_algo, outlive)
+
+
+def _log_start(settings: StackSettings, namespace: Namespace, stack: SecondaryTierManager, tokens: float) -> None:
+    """`tokens`: of the model that one chunk accounts for."""
+    chunk_bytes = stack.pool.slot_bytes
+    tiers = []
+    for tier in stack.get_stats().tiers:
+        if tier.capacity is None:
+            tiers.append(f"{tier.name} without a bound")
+        else:
+            holds = int(tier.capacity // chunk_bytes * tokens)
+            tiers.append(f"{tier.name} {format_size(tier.capacity)} = {holds:,} tokens")
+    logger.info(
+        "KVCascade %s under vLLM %s: %s; chunks of %s; namespace %s (%s)",
+        __version__,
+        compat.version,
+        ", ".join(tiers),
+        format_size(chunk_bytes),
+        namespace.digest.hex(),
+        namespace,
+    )
