@@ -1,0 +1,285 @@
+"""The s3 tier: chunks in objects that many engines share."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcascade.errors import TierError
+from kvcascade.tiers.base import OpenContext, Tier
+from kvcascade.tiers.calls import Calls
+from kvcascade.tiers.envelope import Envelope, Flaw, checksum, flaw_of, pack, parse
+from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Outcome, Usage
+
+from .bucket import Found, Got, Object, Put
+from .layout import ENVELOPE, WRITTEN, is_chunk, key_in, metadata, place
+from .opening import Opened, describe_epoch, open_bucket
+from .warming import Warming
+
+if TYPE_CHECKING:
+    from .settings import S3Settings
+
+__all__ = ["S3Tier"]
+
+
+class Era(NamedTuple):
+    """What the tier is in between two moves to another epoch."""
+
+    stamp: bytes
+    path: str
+    """What the names of its chunks begin with."""
+
+
+class S3Tier(Tier):
+    """Chunks in a bucket that other engines use as well, each chunk an object.
+
+    An object is there with all of its bytes, or not at all, and of two writers of one chunk both succeed. What is
+    read is verified, so that whatever others do to the bucket ends in a miss. `usage` is rough: what this engine
+    has put there and taken away.
+
+    Notes:
+        Each call works in the era that it finds when it begins; the objects of an era have names of its own.
+        `_moving` covers moves to another epoch, with their I/O; `_counting` the counts.
+    """
+
+    capabilities = Capabilities(persistent=True, shared=True)
+
+    def __init__(self, opened: Opened, settings: "S3Settings", now: Callable[[], float] = time.time) -> None:
+        self._opened = opened
+        self._bucket = opened.bucket
+        self._patience = settings.deadline
+        self._ttl = settings.ttl
+        self._now = now
+        self._era: Era | None = _era_of(opened)
+        self._calls = Calls(f"the s3 tier at {opened.bucket.name}/{opened.home.path}")
+        self._moving = threading.Lock()
+        self._counting = threading.Lock()
+        self._chunks = self._bytes = 0
+        self._warming = Warming(self._pages(self._era)) if settings.warm else None
+
+    @classmethod
+    def open(cls, settings: "S3Settings", context: OpenContext) -> "S3Tier":
+        """Enters the bucket.
+
+        Raises:
+            ConfigError: it can never be opened like this.
+            TierUnavailable: it can't be opened now.
+        """
+        return cls(open_bucket(settings, context), settings)
+
+    # -- asking
+
+    def exists(self, keys: Sequence[Key]) -> list[bool]:
+        with self._calls:
+            era = self._era
+            if era is None:
+                return [False] * len(keys)
+            there = []
+            for found in self._bucket.find([place(era.path, key) for key in keys], self._end()):
+                if isinstance(found, TierError):
+                    raise found
+                there.append(self._is_there(found))
+            return there if era is self._era else [False] * len(keys)
+
+    def _is_there(self, found: Found | None, nbytes: int | None = None) -> bool:
+        """Whether a chunk seems to be there, as far as the store tells; of `nbytes` payload bytes, where that is
+        asked."""
+        if found is None or found.nbytes <= ENVELOPE:
+            return False
+        written = found.fields.get(WRITTEN, "")
+        if written and self._expired(float(written)):
+            return False
+        return nbytes is None or found.nbytes == ENVELOPE + nbytes
+
+    def _expired(self, written: float) -> bool:
+        return self._ttl is not None and self._now() - written > self._ttl
+
+    def entries(self) -> Iterator[Entry]:
+        with self._calls:
+            era = self._era
+        return (found for page in self._pages(era) for found in page)
+
+    def _pages(self, era: Era | None) -> Iterator[list[Entry]]:
+        following = ""
+        while era is not None and era is self._era:
+            with self._calls:
+                page = self._bucket.page(era.path, self._end(), following)
+                entries = [found for one in page.objects if (found := self._entry(one)) is not None]
+            yield entries
+            following = page.following
+            if not following:
+                return
+
+    def _entry(self, found: Object) -> Entry | None:
+        """What a list says of a chunk; of one whose name does not say its key, what its envelope says."""
+        if not is_chunk(found.name) or found.nbytes <= ENVELOPE or self._expired(found.modified):
+            return None
+        key = key_in(found.name)
+        if key is None:
+            envelope = parse(self._bucket.read(found.name, self._end(), ENVELOPE) or b"")
+            if isinstance(envelope, Flaw):
+                return None
+            key = envelope.key
+        return Entry(key, found.nbytes - ENVELOPE, found.modified, found.modified)
+
+    def usage(self) -> Usage:
+        with self._calls:
+            return Usage(max(0, self._chunks), max(0, self._bytes), None)
+
+    def footprint(self, nbytes: int) -> int:
+        return ENVELOPE + nbytes
+
+    # -- reading
+
+    def read(self, keys: Sequence[Key], buffers: Sequence[Buffer]) -> list[Outcome]:
+        with self._calls:
+            era = self._era
+            if era is None:
+                return [Outcome.MISSING] * len(keys)
+            outcomes = self._read(era, keys, buffers)
+            return outcomes if era is self._era else [Outcome.MISSING] * len(keys)
+
+    def _read(self, era: Era, keys: Sequence[Key], buffers: Sequence[Buffer]) -> list[Outcome]:
+        end = self._end()
+        wanted = [
+            (place(era.path, key), (memoryview(bytearray(ENVELOPE)), buffer))
+            for key, buffer in zip(keys, buffers, strict=True)
+        ]
+        outcomes = []
+        for key, (name, (envelope, buffer)), got in zip(keys, wanted, self._bucket.get(wanted, end), strict=True):
+            if isinstance(got, TierError):
+                outcomes.append(Outcome.failed(got))
+            elif got is None:
+                outcomes.append(Outcome.MISSING)
+            else:
+                outcomes.append(self._verified(era, name, key, envelope, buffer, got))
+        return outcomes
+
+    def _verified(self, era: Era, name: str, key: Key, envelope: Buffer, buffer: Buffer, got: Got) -> Outcome:
+        expected = ENVELOPE + len(buffer)
+        flaw: Flaw | None = Flaw.OTHER_LENGTH
+        if got.received == expected and got.nbytes in (expected, -1):
+            flaw = flaw_of(envelope, buffer, era.stamp, key)
+        found = parse(envelope)
+        if found is Flaw.NEWER_FORMAT:
+            return Outcome.MISSING
+        if flaw is not None:
+            return self._reject(name, got)
+        if isinstance(found, Envelope) and self._expired(found.written):
+            self._remove(name)
+            return Outcome.MISSING
+        return Outcome.OK
+
+    def _reject(self, name: str, got: Got) -> Outcome:
+        """What was read is not what was stored: the object goes, unless another one has taken its place."""
+        (now,) = self._bucket.find([name], self._end())
+        if isinstance(now, TierError):
+            return Outcome.failed(now)
+        if now is None or now.etag != got.etag or got.nbytes not in (now.nbytes, -1):
+            return Outcome.MISSING
+        self._remove(name)
+        return Outcome.CORRUPT
+
+    # -- removing
+
+    def delete(self, keys: Sequence[Key]) -> list[Outcome]:
+        with self._calls:
+            return self._delete(self._era, keys)
+
+    def _delete(self, era: Era | None, keys: Sequence[Key]) -> list[Outcome]:
+        outcomes = [Outcome.MISSING] * len(keys)
+        if era is None:
+            return outcomes
+        end = self._end()
+        first = {key: at for at, key in reversed([*enumerate(keys)])}
+        names = [place(era.path, key) for key in first]
+        doomed: dict[int, str] = {}
+        for at, name, found in zip(first.values(), names, self._bucket.find(names, end), strict=True):
+            if isinstance(found, TierError):
+                outcomes[at] = Outcome.failed(found)
+            elif found is not None:
+                doomed[at] = name
+                self._count(-1, -found.nbytes)
+        for at, failure in zip(doomed, self._bucket.delete(doomed.values(), end), strict=True):
+            outcomes[at] = Outcome.OK if failure is None else Outcome.failed(failure)
+        return outcomes
+
+    # -- writing
+
+    def write(self, keys: Sequence[Key], buffers: Sequence[Buffer], victims: Sequence[Key] = ()) -> list[Outcome]:
+        with self._calls:
+            era = self._era
+            if victims:
+                self._delete(era, victims)
+            given = dict(zip(keys, buffers, strict=True))
+            outcomes = dict.fromkeys(given, Outcome.REFUSED)
+            if era is not None:
+                outcomes |= self._write(era, {key: given[key] for key in given if 0 < len(key) <= MAX_KEY_BYTES})
+            return [outcomes[key] for key in keys]
+
+    def _write(self, era: Era, given: dict[Key, Buffer]) -> dict[Key, Outcome]:
+        end = self._end()
+        outcomes: dict[Key, Outcome] = {}
+        names = {key: place(era.path, key) for key in given}
+        for key, found in zip(given, self._bucket.find(names.values(), end), strict=True):
+            if isinstance(found, TierError):
+                outcomes[key] = Outcome.failed(found)
+            elif self._is_there(found, len(given[key])):
+                outcomes[key] = Outcome.OK
+        absent = [key for key in given if key not in outcomes]
+        puts = (self._put(era, key, names[key], given[key]) for key in absent)
+        for key, stored in zip(absent, self._bucket.put(puts, end), strict=True):
+            if isinstance(stored, TierError):
+                outcomes[key] = Outcome.failed(stored)
+            else:
+                outcomes[key] = Outcome.OK if stored and era is self._era else Outcome.REFUSED
+                self._count(stored, stored * (ENVELOPE + len(given[key])))
+        return outcomes
+
+    def _put(self, era: Era, key: Key, name: str, buffer: Buffer) -> Put:
+        envelope = Envelope(era.stamp, key, len(buffer), self._now(), time.time_ns(), checksum(buffer))
+        return Put(name, (memoryview(pack(envelope, ENVELOPE)), buffer), metadata(envelope))
+
+    # -- moving to another epoch
+
+    def move_to(self, epoch: str) -> None:
+        with self._calls, self._moving:
+            self._era = None  # nothing is served until it is known that the old epoch is void
+            opened = self._opened
+            opened.epoch = opened.epochs.move(opened.epoch, epoch, self._end())
+            with suppress(TierError):
+                describe_epoch(opened, self._end())
+            self._era = _era_of(opened)
+
+    # -- housekeeping
+
+    def maintain(self, budget: float) -> Changes:
+        """Lists a part of the namespace, where the tier shall be warm."""
+        if self._warming is None:
+            return Changes()
+        era = self._era
+        appeared = self._warming.take(budget)
+        return Changes(appeared) if era is self._era else Changes()
+
+    def close(self) -> None:
+        if self._calls.close():
+            self._bucket.close()
+
+    def _end(self) -> float:
+        """When a call that begins now has taken too long."""
+        return time.monotonic() + self._patience
+
+    def _remove(self, name: str) -> None:
+        """Removes an object that is of no use; where that fails it stays of no use."""
+        for _ in self._bucket.delete([name], self._end()):
+            pass
+
+    def _count(self, chunks: int, nbytes: int) -> None:
+        with self._counting:
+            self._chunks += chunks
+            self._bytes += nbytes
+
+
+def _era_of(opened: Opened) -> Era:
+    return Era(opened.stamp, opened.home.epoch(opened.stamp))
