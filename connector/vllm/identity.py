@@ -117,7 +117,7 @@ def rank_parts(config: Any, offloading: Any, tensors: Any) -> dict[str, str]:
     cache = offloading.cache
     return {
         "block": " ".join(str(group.tokens_per_block) for group in offloading.groups),
-        "chunk": f"{cache.blocks_per_chunk} blocks, hashes of {cache.tokens_per_hash} tokens, layout {_CHUNK_LAYOUT}",
+        "chunk": f"{cache.blocks_per_chunk} blocks, {cache.tokens_per_hash} tokens a hash, layout {_CHUNK_LAYOUT}",
         "backend": " ".join(sorted({layer[0] for layer in described})),
         "layout": str(offloading.kv_cache_layout),
         "layers": _digest([groups, pages, described]),
