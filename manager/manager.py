@@ -200,11 +200,14 @@ class SecondaryTierManager:
 
     # Stores
 
-    def prepare_store(self, keys: Sequence[Key], ctx: RequestContext) -> StoreOffer | None:
+    def prepare_store(
+        self, keys: Sequence[Key], ctx: RequestContext, partial: bool = True
+    ) -> StoreOffer | None:
         """Slots for those of these chunks that are neither here nor on their way; the head of the prompt first.
 
         Granted is the longest prefix of them that fits now, up to the first of which a transfer begun before a
-        reset still uses the slot. The rest is refused and may be offered again; None where that is all of them.
+        reset still uses the slot. The rest is refused and may be offered again; None where that is all of them, or
+        any of them and not `partial`.
         Making room evicts, but never a chunk of the same request: a prompt larger than the pool keeps its head.
         """
         self._begin_step()
@@ -215,7 +218,7 @@ class SecondaryTierManager:
         room, victims = self._room_for(new, request)
         granted, refused = new[:room], new[room:]
         self._primary.refuse(refused)
-        if refused and not granted:
+        if refused and not (granted and partial):
             return None
         evicted = self._primary.evict(victims)
         slots = self._slots.allocate(granted, SlotState.STORING)
