@@ -200,9 +200,7 @@ class SecondaryTierManager:
 
     # Stores
 
-    def prepare_store(
-        self, keys: Sequence[Key], ctx: RequestContext, partial: bool = True
-    ) -> StoreOffer | None:
+    def prepare_store(self, keys: Sequence[Key], ctx: RequestContext, partial: bool = True) -> StoreOffer | None:
         """Slots for those of these chunks that are neither here nor on their way; the head of the prompt first.
 
         Granted is the longest prefix of them that fits now, up to the first of which a transfer begun before a

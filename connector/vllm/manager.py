@@ -96,10 +96,12 @@ class CascadeManager(compat.OffloadingManager):
         if request.full:
             return _output([], [], [])
         request.refused = 0
-        offer = self._stack.prepare_store(_by_position(keys, req_context), request.context)
-        if offer is None or offer.refused:
-            offer = self._head_only(offer, len(keys), request)
+        ordered = _by_position(keys, req_context)
+        offer = self._stack.prepare_store(ordered, request.context, partial=False)
+        if offer is None and request.held + len(keys) > self._stack.capacity:
+            offer = self._head_only(ordered, request)
         if offer is None:
+            request.refused = len(keys)
             return None
         request.held += len(offer.keys)
         slots = dict(zip(offer.keys, offer.slots, strict=True))
@@ -158,17 +160,17 @@ class CascadeManager(compat.OffloadingManager):
     def shutdown(self) -> None:
         self._stack.shutdown()
 
-    def _head_only(self, offer: StoreOffer | None, asked: int, request: _Request) -> StoreOffer | None:
-        """What to make of an offer that is not taken whole: None, and it is made again; or, where it can never be
-        taken whole, what was granted of it."""
-        new = asked if offer is None else len(offer.keys) + len(offer.refused)
-        if request.held + new > self._stack.capacity and (offer or request.held >= self._stack.capacity):
-            request.full = True
-            return offer or StoreOffer([], [], [])
-        request.refused = new
-        if offer is not None:
-            self._stack.complete_store(offer.keys, request.context, success=False)
-        return None
+    def _head_only(self, keys: Sequence[Key], request: _Request) -> StoreOffer | None:
+        """What is granted of an offer that can never be taken whole; None where it may be, at another time."""
+        offer = self._stack.prepare_store(keys, request.context)
+        new = len(keys) if offer is None else len(offer.keys) + len(offer.refused)
+        if request.held + new <= self._stack.capacity:
+            self._stack.complete_store(offer.keys if offer else [], request.context, success=False)
+            return None
+        if offer is None and request.held < self._stack.capacity:
+            return None
+        request.full = True
+        return offer or StoreOffer([], [], [])
 
     def _release_void(self) -> None:
         """Copies that a reset has voided and that have ended since: their slots may be used again."""
