@@ -321,7 +321,7 @@ class Level:
         self._generation += 1
         self._missed.clear()
         self._doubtful.clear()
-        return self._voiding.begin(epoch)
+        return self._voiding.begin(epoch, self._running)
 
     def settle_void(self, now: float) -> list[Key]:
         """Where the voiding has ended: the tier is up again, empty. Returns the keys that are gone."""

@@ -35,10 +35,11 @@ class Voiding:
         """Whether the tier is out of use for that."""
         return self._future is not None
 
-    def begin(self, epoch: str) -> "Future[None]":
-        """Begins; the future says when the mark is written, or why it can't be."""
+    def begin(self, epoch: str, running: int) -> "Future[None]":
+        """Begins, where `running` transfers have not ended; the future says when the mark is written, or why it
+        can't be."""
         self._epoch = epoch
-        self._stragglers = self._apart = self._tier.capabilities.shared and not self._lane.wait(0.0)
+        self._stragglers = self._apart = self._tier.capabilities.shared and running > 0
         self._future = self._move()
         return self._future
 

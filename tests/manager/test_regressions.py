@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvcascade.manager.eviction import LruPolicy
-from kvcascade.testing.stack_world import PROMPTS, Shape, StackWorld
+from kvcascade.testing.stack_world import PROMPTS, Shape, StackWorld, TierShape
 
 World = Callable[..., StackWorld]
 FIRST, OTHER = PROMPTS[0], PROMPTS[4]
@@ -14,11 +14,11 @@ FIRST, OTHER = PROMPTS[0], PROMPTS[4]
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Makes a world; at the end everything settles in it."""
+    """Makes a world with tiers of these capacities; at the end everything settles in it."""
     made: list[StackWorld] = []
 
-    def make(**shape: Any) -> StackWorld:
-        made.append(StackWorld(Shape(**shape)))
+    def make(*capacities: int, **shape: Any) -> StackWorld:
+        made.append(StackWorld(Shape(**{"tiers": [TierShape(chunks) for chunks in capacities]} | shape)))
         return made[-1]
 
     yield make
@@ -29,7 +29,7 @@ def world() -> Iterator[World]:
 
 def test_a_completion_of_another_request_ends_no_store(world: World) -> None:
     """It made chunks readable that nobody had written."""
-    w = world()
+    w = world(5)
     w.begin("r", FIRST)
     w.offer("r", 0, 2)
     w.complete_nothing(FIRST[0], load=False)
@@ -38,7 +38,7 @@ def test_a_completion_of_another_request_ends_no_store(world: World) -> None:
 
 def test_a_completion_of_another_request_ends_no_load(world: World) -> None:
     """It released the pin of a load that was running."""
-    w = world()
+    w = world(5)
     w.begin("r", FIRST)
     w.store("r", 2)
     w.match("r")
@@ -48,7 +48,7 @@ def test_a_completion_of_another_request_ends_no_load(world: World) -> None:
 
 def test_a_completion_releases_no_slot_that_a_cascade_reads_after_a_reset(world: World) -> None:
     """It released the pin of the cascade: its slot was granted again, other bytes written under the old key."""
-    w = world(slots=4)
+    w = world(5, slots=4)
     w.begin("r", FIRST)
     w.store("r", 2)
     w.advance(0, 0)
@@ -59,7 +59,7 @@ def test_a_completion_releases_no_slot_that_a_cascade_reads_after_a_reset(world:
 
 
 def test_a_completion_releases_no_slot_that_another_copy_uses_after_a_reset(world: World) -> None:
-    w = world(slots=4)
+    w = world(5, slots=4)
     w.begin("r", FIRST)
     w.offer("r", 0, 2)
     w.reset("primary", patient=True)
@@ -69,7 +69,7 @@ def test_a_completion_releases_no_slot_that_another_copy_uses_after_a_reset(worl
 
 
 def test_no_event_tells_of_a_write_that_a_reset_has_voided(world: World) -> None:
-    w = world()
+    w = world(5)
     w.begin("r", FIRST)
     w.store("r", 2)
     w.advance(0, 0)
@@ -80,7 +80,7 @@ def test_no_event_tells_of_a_write_that_a_reset_has_voided(world: World) -> None
 
 
 def test_victims_that_a_withdrawn_write_has_spared_are_told_as_there(world: World) -> None:
-    w = world(capacities=(4,), slots=9)
+    w = world(4, slots=9)
     w.begin("r", FIRST)
     w.store("r", 4)
     w.drain(0)
@@ -92,7 +92,7 @@ def test_victims_that_a_withdrawn_write_has_spared_are_told_as_there(world: Worl
 
 
 def test_the_finish_of_an_old_request_is_not_that_of_a_new_one_of_its_id(world: World) -> None:
-    w = world()
+    w = world(5)
     w.begin("r", FIRST)
     w.offer("r", 0, 2)
     w.finish("r")
@@ -104,7 +104,7 @@ def test_the_finish_of_an_old_request_is_not_that_of_a_new_one_of_its_id(world: 
 
 def test_a_request_whose_own_chunks_are_the_coldest_can_store_more(world: World) -> None:
     """vllm-project/vllm#55461: an offer is not refused while others' chunks can go."""
-    w = world(slots=6, capacities=())
+    w = world(slots=6)
     w.begin("r", FIRST)
     w.store("r", 2)
     w.begin("other", OTHER)
@@ -116,7 +116,7 @@ def test_a_request_whose_own_chunks_are_the_coldest_can_store_more(world: World)
 
 def test_a_chunk_chosen_to_go_after_its_lookup_is_not_read(world: World) -> None:
     """The read left a mark behind on a chunk that came later, which then could not be evicted."""
-    w = world(slots=9, capacities=(4,), concurrency=1)
+    w = world(4, slots=9, concurrency=1)
     w.begin("r", FIRST)
     w.store("r", 4)
     w.drain(0)
@@ -129,7 +129,7 @@ def test_a_chunk_chosen_to_go_after_its_lookup_is_not_read(world: World) -> None
 
 
 def test_reads_past_their_deadline_count_against_the_half_of_primary(world: World) -> None:
-    w = world(slots=4, capacities=(4, 4), concurrency=2)
+    w = world(4, 4, slots=4)
     w.begin("r", FIRST)
     w.store("r", 2)
     w.drain(0)
@@ -145,7 +145,7 @@ def test_reads_past_their_deadline_count_against_the_half_of_primary(world: Worl
 
 def test_a_reset_is_not_kept_by_a_fill_of_its_own(world: World) -> None:
     """A promotion that ended during the reset began to fill the tier above with what had just become void."""
-    w = world(slots=9, capacities=(4, 9))
+    w = world(4, 9, slots=9)
     w.begin("r", FIRST)
     w.begin("other", OTHER)
     for name in ("r", "other"):
@@ -162,7 +162,7 @@ def test_a_reset_is_not_kept_by_a_fill_of_its_own(world: World) -> None:
 
 
 def test_a_chunk_stored_while_it_leaves_a_tier_gets_there_when_it_is_used_again(world: World) -> None:
-    w = world(slots=9, capacities=(4,))
+    w = world(4, slots=9)
     w.begin("r", FIRST)
     w.begin("other", OTHER)
     w.store("r", 4)

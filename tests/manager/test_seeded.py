@@ -10,15 +10,28 @@ from collections.abc import Callable
 import pytest
 
 from kvcascade.testing import forbid_io
-from kvcascade.testing.stack_world import PROMPTS, Shape, StackWorld, ThreadedStackWorld
+from kvcascade.testing.stack_world import PROMPTS, Shape, StackWorld, ThreadedStackWorld, TierShape
+from kvcascade.types import Key
 
 EXAMPLES = int(os.environ.get("KVCASCADE_EXAMPLES", "500"))
 FAULTS = [{}, {"failed": 0.1, "missing": 0.1, "corrupt": 0.1, "refused": 0.1, "raises": 0.05}]
+TIERS: list[list[TierShape]] = [
+    [TierShape(5)],
+    [TierShape(4), TierShape(9)],
+    [TierShape(4, eviction="s3fifo"), TierShape(4, write="on_evict", admit_after=2)],
+    [TierShape(4, write="on_evict", eviction="arc"), TierShape(5, write="on_evict"), TierShape(9, promote=2)],
+    [TierShape(5, ttl=2.0, eviction="lhd"), TierShape(shared=True)],
+    [TierShape(4, write="on_evict"), TierShape(shared=True, write="on_evict"), TierShape(5, write="off")],
+]
 Move = Callable[[StackWorld, random.Random], object]
 
 
 def _name(world: StackWorld, draw: random.Random) -> str:
     return draw.choice(list(world.running))
+
+
+def _key(draw: random.Random) -> Key:
+    return draw.choice(draw.choice(PROMPTS))
 
 
 # What may happen, how often, and what it needs.
@@ -45,8 +58,9 @@ OF_STORES: list[tuple[float, Move]] = [
     (3, lambda world, draw: world.complete_store(draw.randrange(6), draw.random() < 0.7)),
 ]
 OF_LANES: list[tuple[float, Move]] = [
-    (6, lambda world, draw: world.advance(draw.randrange(2), draw.randrange(6))),
-    (1, lambda world, draw: world.drain(draw.randrange(2))),
+    (6, lambda world, draw: world.advance(draw.randrange(3), draw.randrange(6))),
+    (1, lambda world, draw: world.drain(draw.randrange(3))),
+    (0.5, lambda world, draw: world.store_elsewhere(draw.randrange(3), _key(draw), draw.choice(["", "w1", "w2"]))),
 ]
 
 
@@ -59,14 +73,15 @@ def play(world: StackWorld, draw: random.Random, moves: int) -> None:
         (move,) = draw.choices([move for _, move in possible], [weight for weight, _ in possible])
         move(world, draw)
         if draw.random() < 0.01:
-            world.reset(draw.choice(["all", "primary"]), patient=draw.random() < 0.5)
+            weights = draw.choice(["", "w1", "w2"])
+            world.reset(draw.choice(["all", "primary"]), patient=draw.random() < 0.5, weights=weights)
     world.settle()
 
 
 def shape(draw: random.Random) -> Shape:
     return Shape(
         slots=draw.choice([4, 6, 9]),
-        capacities=draw.choice([(5,), (4, 9), (4, 4)]),
+        tiers=draw.choice(TIERS),
         queue=draw.choice([1.0, 0.25]),
         concurrency=draw.choice([1, 2]),
         seed=draw.randrange(100),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kvcascade.testing import key_for
+from kvcascade.testing import LatencyTier, key_for
 from kvcascade.types import LookupResult
 
 from .conftest import CHUNK, Stack
@@ -95,3 +95,20 @@ def test_moves_leave_a_tier_alone_that_is_down(stack: Make) -> None:
     s.later(5.1)
     s.until(lambda: s.manager.get_stats().tiers[1].up, "the tier does not come back")
     s.finish(ctx)
+
+
+def test_a_reset_that_finds_another_one_under_way_is_done_when_it_says_so(stack: Make) -> None:
+    """The mark that the first one was still writing was taken for a transfer of before."""
+    s = stack(slots=8, shared=[0], concurrency=3)
+    s.faults[0].inner = LatencyTier(s.faults[0].inner, {"move_to": 0.05})
+    ctx = s.begin("r")
+    s.gates[0].shut()
+    s.store(ctx, KEYS[:2])
+    s.finish(ctx)
+    s.gates[0].wait_for("write")
+    assert list(s.manager.reset_cache("all", timeout=0.05).failed) == ["t0"]
+    s.step()
+    s.gates[0].open()
+    assert s.manager._chain.levels[0].lane.wait(30.0)
+    assert s.manager.reset_cache("all").ok
+    assert s.manager.get_stats().tiers[1].up

@@ -1,27 +1,51 @@
 """A whole stack against a plain model, in sequences of calls that hypothesis chooses and shrinks."""
 
+from dataclasses import replace
 from typing import Literal
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from .stack_world import PROMPTS, Shape, StackWorld
+from .stack_world import PROMPTS, Shape, StackWorld, TierShape
 
 __all__ = ["StackStateMachine"]
 
 NAMES = st.integers(0, 3)
+LANES = st.integers(0, 2)
 PICK = st.integers(0, 5)
 FAULTS: list[dict[str, float]] = [
     {},
     {"failed": 0.3},
     {"failed": 0.1, "missing": 0.1, "corrupt": 0.1, "refused": 0.1, "raises": 0.1},
 ]
+WEIGHTS = ["", "w1", "w2"]
+POLICIES = st.sampled_from(["lru", "arc", "s3fifo", "lhd"])
+
+
+def _above_no_shared(tiers: list[TierShape]) -> list[TierShape]:
+    """What a shared tier evicts nobody receives: it makes room by itself."""
+    return [
+        replace(tier, write="through") if tier.write == "on_evict" and above.shared else tier
+        for above, tier in zip([TierShape(), *tiers], tiers, strict=False)
+    ]
+
+
+TIERS = st.builds(
+    TierShape,
+    chunks=st.sampled_from([4, 5, 9]),
+    shared=st.sampled_from([False, False, True]),
+    write=st.sampled_from(["through", "on_evict", "off"]),
+    promote=st.sampled_from(["always", "always", "never", 2]),
+    admit_after=st.sampled_from([1, 1, 2]),
+    ttl=st.sampled_from([None, None, 2.0]),
+    eviction=POLICIES,
+)
 SHAPES = st.builds(
     Shape,
     slots=st.sampled_from([4, 6, 9]),
-    capacities=st.sampled_from([(5,), (4, 9), (4, 4), ()]),
-    writes=st.sampled_from([("through", "through"), ("on_evict", "through"), ("through", "on_evict")]),
-    promotes=st.sampled_from([("always", "always"), ("never", "always")]),
+    tiers=st.lists(TIERS, max_size=3).map(_above_no_shared),
+    eviction=POLICIES,
+    weights=st.sampled_from(WEIGHTS),
     queue=st.sampled_from([1.0, 0.25]),
     concurrency=st.integers(1, 2),
     seed=st.integers(0, 99),
@@ -124,12 +148,12 @@ class StackStateMachine(RuleBasedStateMachine):
         self.world.step()
 
     @precondition(lambda self: self.world.lanes)
-    @rule(lane=st.integers(0, 1), pick=PICK)
+    @rule(lane=LANES, pick=PICK)
     def advance(self, lane: int, pick: int) -> None:
         self.world.advance(lane, pick)
 
     @precondition(lambda self: self.world.lanes)
-    @rule(lane=st.integers(0, 1), steps=st.booleans())
+    @rule(lane=LANES, steps=st.booleans())
     def drain(self, lane: int, steps: bool) -> None:
         """Everything that the lane has ends; with a step before and after it."""
         if steps:
@@ -139,14 +163,19 @@ class StackStateMachine(RuleBasedStateMachine):
             self.world.step()
 
     @precondition(lambda self: self.world.lanes)
-    @rule(lane=st.integers(0, 1), pick=PICK)
+    @rule(lane=LANES, pick=PICK)
     def lose(self, lane: int, pick: int) -> None:
         self.world.lose(lane, pick)
 
     @precondition(lambda self: self.world.lanes)
-    @rule(lane=st.integers(0, 1), prompt=st.integers(0, len(PROMPTS) - 1), place=PICK)
+    @rule(lane=LANES, prompt=st.integers(0, len(PROMPTS) - 1), place=PICK)
     def find(self, lane: int, prompt: int, place: int) -> None:
         self.world.find(lane, PROMPTS[prompt][place % len(PROMPTS[prompt])])
+
+    @precondition(lambda self: any(tier.shared for tier in self.world.shape.tiers))
+    @rule(lane=LANES, prompt=st.integers(0, len(PROMPTS) - 1), place=PICK, weights=st.sampled_from(WEIGHTS))
+    def store_elsewhere(self, lane: int, prompt: int, place: int, weights: str) -> None:
+        self.world.store_elsewhere(lane, PROMPTS[prompt][place % len(PROMPTS[prompt])], weights)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
     def pass_time(self, seconds: float) -> None:
@@ -156,6 +185,6 @@ class StackStateMachine(RuleBasedStateMachine):
     def switch_faults(self, active: bool) -> None:
         self.world.switch_faults(active)
 
-    @rule(scope=st.sampled_from(["all", "primary"]), patient=st.booleans())
-    def reset(self, scope: Literal["all", "primary"], patient: bool) -> None:
-        self.world.reset(scope, patient)
+    @rule(scope=st.sampled_from(["all", "primary"]), patient=st.booleans(), weights=st.sampled_from(WEIGHTS))
+    def reset(self, scope: Literal["all", "primary"], patient: bool, weights: str) -> None:
+        self.world.reset(scope, patient, weights)
