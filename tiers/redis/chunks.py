@@ -11,17 +11,27 @@ from .exchange import Request
 from .replies import Reply
 from .wire import Part, Wire, command
 
-__all__ = ["Era", "Fetched", "Names", "fetch", "store"]
+__all__ = ["Era", "Fetched", "Names", "client_name", "fetch", "store"]
 
 LAYOUT = "v1"
 """A part of every name: versions that lay chunks out in another way never meet."""
+
+
+def client_name(digest: str) -> str:
+    """What a server shows of an engine's connections; `digest`: of its namespace."""
+    return f"kvcascade:{digest}"
 
 
 class Names:
     """The names of one namespace's keys: PREFIX:v1:NAMESPACE:..."""
 
     def __init__(self, prefix: str, digest: str) -> None:
-        self.base = f"{prefix}:{LAYOUT}:{digest}:".encode()
+        self.base = self.all_of(prefix) + f"{digest}:".encode()
+
+    @staticmethod
+    def all_of(prefix: str) -> bytes:
+        """What the names of all namespaces begin with."""
+        return f"{prefix}:{LAYOUT}:".encode()
 
     @classmethod
     def of(cls, prefix: str, namespace: Namespace) -> "Names":
@@ -43,6 +53,10 @@ class Era(NamedTuple):
     stamp: bytes
     base: bytes
     """What the names of its chunks begin with."""
+
+    @classmethod
+    def of(cls, names: Names, stamp: bytes) -> "Era":
+        return cls(stamp, names.base + stamp.hex().encode() + b":")
 
     def name(self, key: Key) -> bytes:
         return self.base + key.hex().encode()

@@ -21,9 +21,11 @@ import secrets
 from dataclasses import dataclass
 
 from kvcascade.errors import TierRefused, TierUnavailable
+from kvcascade.types import Namespace
 
 from .chunks import Names
 from .exchange import Exchange, plain
+from .listing import scan
 
 __all__ = ["Epoch", "Epochs"]
 
@@ -41,21 +43,29 @@ class Epoch:
 
     name: str
     """Of the weights, "" for none."""
-    value: str
-    """Random: that of the name's mark, or, in a private epoch, one that nobody else knows."""
+    mark: str
+    """Stamped on every chunk: chunks of another mark are of another epoch. Random, then the name."""
     private: bool = False
+    """Nobody else knows the mark."""
 
-    @property
-    def mark(self) -> str:
-        """Stamped on every chunk: chunks of another mark are of another epoch."""
-        return f"{self.value} {self.name}"
+    @classmethod
+    def of(cls, name: str, value: object) -> "Epoch":
+        """The epoch that a name's key on the server says."""
+        if not isinstance(value, bytes):
+            raise TierUnavailable("the mark of the epoch was lost as soon as it was written")
+        return cls(name, value.decode(errors="replace"))
+
+
+def _fresh(name: str) -> str:
+    return f"{secrets.token_hex(16)} {name}"
 
 
 class Epochs:
     """The epochs of one namespace, on the server. Every call does I/O, and raises `TierError` where that fails."""
 
-    def __init__(self, names: Names, exchange: Exchange, patience: float) -> None:
+    def __init__(self, namespace: Namespace, names: Names, exchange: Exchange, patience: float) -> None:
         """`patience`: seconds for which replicas are waited for."""
+        self._namespace = namespace
         self._names = names
         self._exchange = exchange
         self._patience = patience
@@ -65,22 +75,35 @@ class Epochs:
         mark = self._mark(name)
         value = self._exchange.command(mark, "GET", mark)
         if value is None:
-            self._exchange.command(mark, "SET", mark, secrets.token_hex(16), "NX")
+            self._exchange.command(mark, "SET", mark, _fresh(name), "NX")
             value = self._exchange.command(mark, "GET", mark)
-        return Epoch(name, _text(value))
+        return Epoch.of(name, value)
 
     def move(self, old: Epoch, name: str) -> Epoch:
         """Makes `old` and the unnamed epoch void; then enters that of weights `name`, a private one for ""."""
         self._exchange.links.route.mistrust()  # a server that was replaced must not be the one that hears of it
         if old.name:
-            self._replace(old.name, old.value)
+            self._replace(old.name, old.mark)
         self._replace("", "")
-        return self.enter(name) if name else Epoch("", secrets.token_hex(16), private=True)
+        return self.enter(name) if name else Epoch("", _fresh(""), private=True)
 
-    def _replace(self, name: str, value: str) -> None:
-        """Makes sure that the mark is another one than `value`; "" for any."""
+    def current(self) -> dict[bytes, Epoch]:
+        """The epochs that engines may enter now, by the stamp of their chunks; of all names."""
+        found: dict[bytes, Epoch] = {}
+        for names in scan(self._exchange, self._names.mark(b"")):
+            for name, value in zip(
+                names, self._exchange.ask([plain(name, "GET", name) for name in names]), strict=True
+            ):
+                self._exchange.checked(name, value)
+                if isinstance(value, bytes):
+                    epoch = Epoch.of(value.decode(errors="replace").partition(" ")[2], value)
+                    found[self._namespace.stamp(epoch.mark)] = epoch
+        return found
+
+    def _replace(self, name: str, old: str) -> None:
+        """Makes sure that the mark is another one than `old`; "" for any."""
         mark = self._mark(name)
-        self._exchange.command(mark, "EVAL", _REPLACE, 1, mark, value, secrets.token_hex(16))
+        self._exchange.command(mark, "EVAL", _REPLACE, 1, mark, old, _fresh(name))
         self._confirm(mark)
 
     def _confirm(self, mark: bytes) -> None:
@@ -104,9 +127,3 @@ class Epochs:
 
     def _mark(self, name: str) -> bytes:
         return self._names.mark(hashlib.sha256(name.encode()).hexdigest()[:32].encode())
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, bytes):
-        raise TierUnavailable("the mark of the epoch was lost as soon as it was written")
-    return value.decode(errors="replace")

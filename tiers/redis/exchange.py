@@ -93,20 +93,25 @@ class Exchange:
             raise answer
         return answer
 
+    def ask_at(self, where: Location, requests: Sequence[Request]) -> list[Answer]:
+        """One answer of this one server for each request."""
+        answers: list[Answer] = [None] * len(requests)
+        end = self._clock() + self._deadline
+        self._ask_one(_Way(where), requests, list(range(len(requests))), answers, end)
+        return answers
+
     def command_at(self, where: Location, *words: bytes | str | int) -> Reply:
         """The answer of this one server.
 
         Raises:
             TierError: there is none, or it says no.
         """
-        answers: list[Answer] = [None]
-        end = self._clock() + self._deadline
-        self._ask_one(_Way(where), [plain(b"", *words)], [0], answers, end)
-        if isinstance(answers[0], Refusal):
-            raise error_of(answers[0], where)
-        if isinstance(answers[0], TierError):
-            raise answers[0]
-        return answers[0]
+        (answer,) = self.ask_at(where, [plain(b"", *words)])
+        if isinstance(answer, Refusal):
+            raise error_of(answer, where)
+        if isinstance(answer, TierError):
+            raise answer
+        return answer
 
     def _ways(self, requests: Sequence[Request], answers: list[Answer], replicas: bool) -> dict[_Way, list[int]]:
         route = self.links.route

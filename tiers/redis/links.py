@@ -193,6 +193,7 @@ class Cluster:
         self._deadline = settings.deadline
         tls = {"ssl": True, **dialler.tls} if dialler.tls else {}
         self._options = {**dialler.options(len(settings.nodes)), **dialler.access, **tls}
+        del self._options["retry"]  # redis-py gives its nodes one of its own that never retries
         self._lock = threading.Lock()
         self._slots: Any = None
         self._mistrusted = False

@@ -17,7 +17,7 @@ from kvcascade.configs.schema import (
     SharedSettings,
 )
 from kvcascade.errors import ConfigError
-from kvcascade.tiers.base import Holding, OpenContext, Probe, Tier, TierSettings
+from kvcascade.tiers.base import OpenContext, Probe, StoredNamespace, Tier, TierSettings
 
 __all__ = ["Location", "RedisSettings", "TlsSettings"]
 
@@ -229,10 +229,10 @@ class RedisSettings(SharedSettings, TierSettings):
 
         return probe(self, chunk_bytes)
 
-    def holdings(self) -> list[Holding]:
-        from .inspection import holdings
+    def stored(self, engine_id: str | None = None) -> list[StoredNamespace]:
+        from .inspection import stored
 
-        return holdings(self)
+        return stored(self)
 
     def clear(self, tenant: str | None) -> list[str]:
         from .inspection import clear

@@ -15,7 +15,7 @@ from kvcascade.tiers.calls import Calls
 from kvcascade.tiers.envelope import HEADER_BYTES, flaw_of
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Namespace, Outcome, Usage
 
-from .chunks import Era, Fetched, Names, fetch, store
+from .chunks import Era, Fetched, Names, client_name, fetch, store
 from .epochs import Epoch, Epochs
 from .exchange import Answer, Exchange, Request, plain
 from .links import Links
@@ -69,9 +69,9 @@ class RedisTier(Tier):
         self._calls = Calls(f"the redis tier at {self._where}")
         self._moving = threading.Lock()
         self._counting = threading.Lock()
-        self._links = Links(self._settings, f"kvcascade:{self._namespace.digest.hex()}")
+        self._links = Links(self._settings, client_name(self._namespace.digest.hex()))
         self._exchange = Exchange(self._links, self._settings.deadline)
-        self._epochs = Epochs(self._names, self._exchange, self._settings.deadline)
+        self._epochs = Epochs(self._namespace, self._names, self._exchange, self._settings.deadline)
 
     @classmethod
     def open(cls, settings: "RedisSettings", context: OpenContext) -> "RedisTier":
@@ -106,7 +106,7 @@ class RedisTier(Tier):
 
     def _enter(self, epoch: Epoch) -> None:
         stamp = self._namespace.stamp(epoch.mark)
-        self._epoch, self._era = epoch, Era(stamp, self._names.base + stamp.hex().encode() + b":")
+        self._epoch, self._era = epoch, Era.of(self._names, stamp)
 
     def _describe(self) -> None:
         """Writes down what the namespace stands for, for `ls`. A full server keeps nobody from starting."""
@@ -124,7 +124,7 @@ class RedisTier(Tier):
             found = self._exchange.command(self._names.description, "CONFIG", "GET", "proto-max-bulk-len")
         except TierRefused:
             return LARGEST
-        return int(found[1]) if isinstance(found, list) and len(found) == 2 else LARGEST  # type: ignore[arg-type]
+        return int(found[1]) if isinstance(found, list) and len(found) == 2 else LARGEST
 
     # Asking
 

@@ -1,0 +1,106 @@
+"""Servers for the tests of the redis tier, and what tests do with them. A server lives as long as the module that
+asks for it; each test has a prefix of its own on it."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcascade.testing import buffer, bytes_for, holds, key_for
+from kvcascade.testing.servers import Proxy
+from kvcascade.testing.servers.redis import RedisServer
+from kvcascade.tiers import OpenContext
+from kvcascade.tiers.redis import RedisSettings
+from kvcascade.tiers.redis.tier import RedisTier
+from kvcascade.types import Key, Namespace, Outcome
+
+CHUNK = 64 << 10
+NAMESPACE = Namespace.of(model="m", tenant="")
+
+
+class Shared:
+    """Servers that engines share: each `engine` is one more tier on them."""
+
+    chunk = CHUNK
+    namespace = NAMESPACE
+
+    def __init__(self, **settings: Any) -> None:
+        self.prefix = f"test-{secrets.token_hex(6)}"
+        self._settings = settings
+        self._opened: list[RedisTier] = []
+
+    def settings(self, **given: Any) -> RedisSettings:
+        return RedisSettings(**{"prefix": self.prefix, "deadline": "5s", **self._settings, **given})
+
+    def engine(self, epoch: str = "", namespace: Namespace = NAMESPACE, **settings: Any) -> RedisTier:
+        tier = self.settings(**settings).open(OpenContext(namespace, CHUNK, epoch=epoch))
+        assert isinstance(tier, RedisTier)
+        self._opened.append(tier)
+        return tier
+
+    def close(self) -> None:
+        for tier in self._opened:
+            tier.close()
+
+    def keys(self, *numbers: int) -> list[Key]:
+        return [key_for(number) for number in numbers]
+
+    def store(self, tier: RedisTier, keys: Sequence[Key], nbytes: int = CHUNK, epoch: str = "") -> list[Outcome]:
+        return tier.write(keys, [memoryview(bytes_for(key, nbytes, epoch)) for key in keys])
+
+    def load(self, tier: RedisTier, keys: Sequence[Key], nbytes: int = CHUNK, epoch: str = "") -> list[Outcome]:
+        """Outcomes; where one is OK, the bytes are right."""
+        targets = [buffer(nbytes) for _ in keys]
+        outcomes = tier.read(keys, targets)
+        for key, target, outcome in zip(keys, targets, outcomes, strict=True):
+            assert not outcome.ok or holds(target, key, epoch), f"wrong bytes of {key.hex()}"
+        return outcomes
+
+    def name(self, tier: RedisTier, key: Key) -> bytes:
+        """What the chunk is called on the server."""
+        assert tier._era is not None
+        return tier._era.name(key)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis"), unix=True) as running:
+        yield running
+
+
+@pytest.fixture
+def sharing() -> Iterator[Callable[..., Shared]]:
+    """Makes a `Shared` with settings, and closes its engines."""
+    made: list[Shared] = []
+
+    def make(**settings: Any) -> Shared:
+        made.append(Shared(**settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def shared(server: RedisServer, sharing: Callable[..., Shared]) -> Shared:
+    return sharing(url=server.url)
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(server.port) as running:
+        yield running
+
+
+@pytest.fixture
+def spoiled(proxy: Proxy, sharing: Callable[..., Shared]) -> Shared:
+    """Through the proxy."""
+    return sharing(url=f"redis://127.0.0.1:{proxy.port}/0")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path

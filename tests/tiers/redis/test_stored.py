@@ -1,0 +1,47 @@
+"""What `kvcascade inspect`, `verify`, `gc`, `export` and `warm` see on servers and do to it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvcascade.testing import StoredConformance
+from kvcascade.testing.servers.redis import RedisCluster, RedisServer, redis_cluster
+from kvcascade.tiers import StoredChunk, TierSettings
+from kvcascade.tiers.redis import RedisSettings
+
+
+class TestStored(StoredConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, server: RedisServer) -> None:
+        self.server = server
+
+    def settings(self, path: Path) -> TierSettings:
+        return RedisSettings(url=self.server.url, prefix=f"test-{path.name[-40:]}", deadline="5s")
+
+    def raw_corrupt(self, chunk: StoredChunk) -> None:
+        owner = self.owner(chunk.place)
+        byte = owner.ask("GETRANGE", chunk.place, 9000, 9000)
+        owner.ask("SETRANGE", chunk.place, 9000, bytes([byte[0] ^ 1]))
+
+    def owner(self, name: str) -> RedisServer:
+        return self.server
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with redis_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+class TestStoredOnACluster(TestStored):
+    @pytest.fixture(autouse=True)
+    def _cluster(self, cluster: RedisCluster) -> None:
+        self.cluster = cluster
+
+    def settings(self, path: Path) -> TierSettings:
+        nodes = tuple(self.cluster.nodes)
+        return RedisSettings(mode="cluster", nodes=nodes, prefix=f"test-{path.name[-40:]}", deadline="5s")
+
+    def owner(self, name: str) -> RedisServer:
+        return self.cluster.owner(name.encode())
