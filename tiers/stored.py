@@ -105,6 +105,8 @@ class StoredNamespace(ABC):
     """
 
     namespace: Namespace
+    place: str
+    """Where: a folder, a key prefix."""
 
     @property
     def locked_by(self) -> str:

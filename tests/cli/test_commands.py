@@ -244,7 +244,7 @@ def test_clear_where_there_is_nothing(stack: Path, shelf: Path) -> None:
 def test_clear_where_a_tier_does_not_answer(stack: Path, shelf: Path) -> None:
     (shelf / "down").touch()
     done = run("clear", stack, "--yes")
-    assert (done.exit_code, done.stderr) == (1, "the shelf does not answer\n")
+    assert (done.exit_code, done.stderr) == (1, "store: the shelf does not answer\n")
     assert kept(shelf) == sorted([*ALL, "down"])
 
 

@@ -50,6 +50,7 @@ class DiskStored(StoredNamespace):
 
     def __init__(self, folder: NamespaceFolder, engine: Path, quarantines: bool) -> None:
         self.namespace = folder.namespace
+        self.place = str(folder.path)
         self._folder = folder
         self._engine = engine
         self._quarantines = quarantines
@@ -64,7 +65,7 @@ class DiskStored(StoredNamespace):
         with mapped(self._folder.path):
             written = self._written()
             return Holding(
-                place=str(self._folder.path),
+                place=self.place,
                 namespace=str(self.namespace),
                 chunks=len(written),
                 bytes=self._folder.nbytes,

@@ -54,6 +54,7 @@ class FsStored(StoredNamespace):
 
     def __init__(self, root: Path, home: Home, access: Access) -> None:
         self.namespace = home.namespace
+        self.place = str(home.path)
         self._root = root
         self._home = home
         self._access = access
@@ -66,7 +67,7 @@ class FsStored(StoredNamespace):
             files = [info for _, info in self._files()]
             times = [info.st_mtime for info in files]
             return Holding(
-                place=str(self._home.path),
+                place=self.place,
                 namespace=str(self.namespace),
                 chunks=len(files),
                 bytes=sum(info.st_size for info in files),
@@ -149,6 +150,7 @@ class FsStored(StoredNamespace):
     def remove(self, chunks: Iterable[StoredChunk], quarantine: bool = False) -> Removed:
         kept = Quarantine(self._home.quarantine, self._access) if quarantine else None
         count = nbytes = 0
+        fans: dict[Path, None] = {}
         with mapped(self._home.path):
             for chunk in chunks:
                 now = facts(chunk.place)
@@ -157,6 +159,8 @@ class FsStored(StoredNamespace):
                         kept.keep(chunk.place)
                     Path(chunk.place).unlink(missing_ok=True)
                     count, nbytes = count + 1, nbytes + now.st_size
+                    fans[Path(chunk.place).parent] = None
+            remove_own([], [*fans, *{fan.parent for fan in fans}])
         return Removed(count, nbytes)
 
     # -- sweeping

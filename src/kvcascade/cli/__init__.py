@@ -5,6 +5,7 @@ Exit codes: 0 fine; 2 what the user gave can't be used; 1 anything else went wro
 
 from difflib import get_close_matches
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any
 
 import click
@@ -18,7 +19,13 @@ _COMMANDS = {
     "check": "Validate a stack, and look whether its tiers would start.",
     "replay": "Play a request trace through a stack.",
     "ls": "Show what each tier of a stack holds.",
+    "inspect": "Show the facts of one chunk.",
+    "verify": "Check that the bytes of what a stack holds are right.",
+    "gc": "Remove what is of no use any more, or what is asked for.",
     "clear": "Remove what the tiers of a stack hold.",
+    "export": "Write what the tiers of a stack hold into a file.",
+    "import": "Put the chunks of such a file into a tier.",
+    "warm": "Fill the tiers above from one below, before an engine starts.",
     "schema": "Print the JSON Schema of a stack.",
     "simulate": "Play random histories of an engine, and check everything.",
 }
@@ -34,7 +41,8 @@ class _Commands(click.Group):
         if name not in _COMMANDS:
             near = "".join(f" (did you mean {match!r}?)" for match in get_close_matches(name, _COMMANDS, n=1))
             ctx.fail(f"no such command {name!r}{near}; allowed: {', '.join(_COMMANDS)}")
-        command: click.Command = getattr(import_module(f"kvcascade.cli.{name}"), name)
+        module = f"{name}_" if iskeyword(name) else name
+        command: click.Command = getattr(import_module(f"kvcascade.cli.{module}"), module)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

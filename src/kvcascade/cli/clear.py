@@ -4,20 +4,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvcascade.errors import ConfigError, KVCascadeError
-
 from .holdings import choose, print_holdings
+from .kept import ALL_NAMESPACES, STACK, TIER, Answers
 
 if TYPE_CHECKING:
-    from kvcascade.tiers import Holding, TierSettings
+    from kvcascade.tiers import Holding
 
 
 @click.command
-@click.argument("stack")
-@click.option("--tier", "name", metavar="NAME", help="Only this tier.")
-@click.option(
-    "--all-namespaces", is_flag=True, help="Also what other tenants than the stack's `namespace` keep there."
-)
+@STACK
+@TIER
+@ALL_NAMESPACES
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def clear(ctx: click.Context, stack: str, name: str | None, all_namespaces: bool, yes: bool) -> None:
@@ -30,28 +27,25 @@ def clear(ctx: click.Context, stack: str, name: str | None, all_namespaces: bool
 
     settings = load_stack(stack)
     tenant = None if all_namespaces else settings.namespace
-    held = [(tier, _of(tenant, tier.holdings())) for tier in choose(settings, name)]
-    print_holdings(held)
+    answers, held = Answers(), []
+    for tier in choose(settings, name):
+        with answers.of(tier):
+            held.append((tier, _of(tenant, tier.holdings())))
+    if held:
+        print_holdings(held)
     chunks = sum(holding.chunks for _, holdings in held for holding in holdings)
     if not any(holdings for _, holdings in held):
-        click.echo("There is nothing to remove.")
+        click.echo("There is nothing to remove." if held else "Nothing was removed.")
     elif yes or click.confirm(f"Remove these {chunks:,} chunks?"):
-        ctx.exit(max(_clear(tier, tenant) for tier, holdings in held if holdings))
+        for tier in [tier for tier, holdings in held if holdings]:
+            with answers.of(tier):
+                for line in tier.clear(tenant):
+                    click.echo(f"{tier.name}: {line}")
     else:
         click.echo("Nothing was removed.")
         ctx.exit(1)
+    ctx.exit(answers.code)
 
 
 def _of(tenant: str | None, holdings: "list[Holding]") -> "list[Holding]":
     return [holding for holding in holdings if tenant in (None, holding.tenant)]
-
-
-def _clear(tier: "TierSettings", tenant: str | None) -> int:
-    """Clears one tier, so that another one's trouble does not keep it from that. Returns the exit code."""
-    try:
-        for line in tier.clear(tenant):
-            click.echo(f"{tier.name}: {line}")
-    except KVCascadeError as error:
-        click.echo(f"{tier.name}: {error}", err=True)
-        return 2 if isinstance(error, ConfigError) else 1
-    return 0

@@ -2,13 +2,12 @@
 
 import click
 
-from kvcascade.errors import TierError
-
 from .holdings import choose, print_holdings
+from .kept import STACK, Answers
 
 
 @click.command
-@click.argument("stack")
+@STACK
 @click.pass_context
 def ls(ctx: click.Context, stack: str) -> None:
     """Shows what each tier of a stack holds, also without an engine running: where, of which namespace, chunks,
@@ -18,14 +17,11 @@ def ls(ctx: click.Context, stack: str) -> None:
     """
     from kvcascade.configs import load_stack
 
-    held, failures = [], []
+    answers = Answers()
+    held = []
     for tier in choose(load_stack(stack)):
-        try:
+        with answers.of(tier):
             held.append((tier, tier.holdings()))
-        except TierError as error:
-            failures.append(f"{tier.name}: {error}")
-    if held or not failures:
+    if held or not answers.code:
         print_holdings(held)
-    for failure in failures:
-        click.echo(failure, err=True)
-    ctx.exit(1 if failures else 0)
+    ctx.exit(answers.code)

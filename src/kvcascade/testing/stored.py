@@ -84,6 +84,7 @@ class StoredConformance:
         assert len({chunk.place for chunk in chunks}) == len(KEYS)
         holding = kept.holding()
         assert (holding.chunks, holding.namespace) == (len(KEYS), str(NAMESPACE))
+        assert holding.place == kept.place
         assert holding.bytes >= len(KEYS) * CHUNK
         assert bool(holding.used_by) is running
 
