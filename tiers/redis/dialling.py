@@ -99,34 +99,40 @@ def _without(options: dict[str, Any], name: str) -> dict[str, Any]:
 def in_words(error: BaseException, where: Location | str, deadline: float) -> TierError:
     """What keeps us from connecting, as a person can act on it."""
     for cause in _causes(error):
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return TierRefused(
-                f"{where}: its TLS certificate is not trusted: {cause.verify_message}; see tls.ca_file"
-            )
-        if isinstance(cause, ssl.SSLError):
-            return TierUnavailable(
-                f"{where}: no TLS connection: {cause.reason or cause}; does the server speak TLS?"
-            )
-        if isinstance(cause, socket.gaierror):
-            return TierUnavailable(f"{where}: unknown host ({cause.strerror})")
-        if isinstance(cause, ConnectionRefusedError):
-            return TierUnavailable(f"{where}: refused; no server listens there")
-        if isinstance(cause, FileNotFoundError):
-            return TierUnavailable(
-                f"{where}: no such file; "
-                + ("no server listens there" if str(where).startswith("/") else "see tls")
-            )
-        if isinstance(cause, redis.AuthenticationError):
-            return TierRefused(f"{where}: wrong username or password ({cause})")
-        if isinstance(cause, redis.exceptions.NoPermissionError):
-            return TierRefused(f"{where}: the user may not do this ({cause})")
-        if isinstance(cause, redis.BusyLoadingError):
-            return TierUnavailable(f"{where}: it is still loading its data")
-        if isinstance(cause, redis.TimeoutError | TimeoutError):
-            return TierUnavailable(f"{where}: no answer within {format_duration(deadline)}")
-        if isinstance(cause, redis.ResponseError):
-            return TierRefused(f"{where}: {cause}")
+        if said := _known(cause, deadline):
+            kind, text = said
+            return kind(f"{where}: {text}")
     return TierUnavailable(f"{where}: {error}")
+
+
+def _known(cause: BaseException, deadline: float) -> tuple[type[TierError], str] | None:
+    """`TierRefused` where trying again can't help."""
+    match cause:
+        case ssl.SSLCertVerificationError():
+            return TierRefused, f"its TLS certificate is not trusted: {cause.verify_message}; see tls.ca_file"
+        case ssl.SSLError():
+            return TierUnavailable, f"no TLS connection: {cause.reason or cause}; does the server speak TLS?"
+        case TimeoutError() if "handshake" in str(cause):
+            return TierUnavailable, "no TLS connection: no answer in time; does the server speak TLS?"
+        case socket.gaierror():
+            return TierUnavailable, f"unknown host ({cause.strerror})"
+        case ConnectionRefusedError():
+            return TierUnavailable, "refused; no server listens there"
+        case FileNotFoundError():
+            return TierUnavailable, "no such file: a socket on which no server listens, or a file of tls"
+        case redis.AuthenticationError() if "required" in str(cause):
+            return TierRefused, f"a password is required ({cause})"
+        case redis.AuthenticationError():
+            return TierRefused, f"wrong username or password ({cause})"
+        case redis.exceptions.NoPermissionError():
+            return TierRefused, f"the user may not do this ({cause})"
+        case redis.BusyLoadingError():
+            return TierUnavailable, "it is still loading its data"
+        case redis.TimeoutError() | TimeoutError():
+            return TierUnavailable, f"no answer within {format_duration(deadline)}"
+        case redis.ResponseError():
+            return TierRefused, str(cause)
+    return None
 
 
 def _causes(error: BaseException) -> list[BaseException]:

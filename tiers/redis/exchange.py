@@ -5,17 +5,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from kvcascade.errors import TierError, TierUnavailable
+from kvcascade.errors import TierError, TierRefused, TierUnavailable
 
 from .links import Links
 from .replies import Refusal, Reply, error_of, moved_to
 from .settings import Location
 from .wire import Part, Wire, command
 
-__all__ = ["Answer", "Exchange", "Request", "plain"]
+__all__ = ["LARGEST", "Answer", "Exchange", "Request", "plain"]
 
 Answer: TypeAlias = Reply | TierError
 """What a server answered; a `TierError` where it could not be asked, or did not answer."""
+
+LARGEST = 512 << 20
+"""Bytes of a value that a server takes unless it was told otherwise."""
 
 _WINDOW = 32 << 20  # bytes that may be on their way, in the server's memory at worst
 _AT_ONCE = 1000  # requests on their way
@@ -112,6 +115,18 @@ class Exchange:
         if isinstance(answer, TierError):
             raise answer
         return answer
+
+    def largest(self, where: Location) -> int:
+        """Bytes of the largest value that a server takes, as far as it says.
+
+        Raises:
+            TierUnavailable: it can't be asked.
+        """
+        try:
+            answer = self.command_at(where, "CONFIG", "GET", "proto-max-bulk-len")
+        except TierRefused:
+            return LARGEST
+        return int(answer[1]) if isinstance(answer, list) and len(answer) == 2 else LARGEST
 
     def _ways(self, requests: Sequence[Request], answers: list[Answer], replicas: bool) -> dict[_Way, list[int]]:
         route = self.links.route

@@ -22,7 +22,6 @@ __all__ = ["clear", "probe", "stored"]
 
 _TOOLS = "kvcascade-tools"
 _OLDEST = (6, 2)
-_LARGEST = 512 << 20
 
 
 def _exchange(settings: RedisSettings) -> Exchange:
@@ -66,7 +65,7 @@ def _look(
         found.problems.append(f"{where}: a read-only replica; use its primary, {replication.get('master_host')}")
     else:
         found.facts.append(("replicas", replication.get("connected_slaves", "not told")))
-    limit = _limit(exchange, where)
+    limit = exchange.largest(where)
     if chunk_bytes is not None and chunk_bytes + HEADER_BYTES > limit:
         text = f"chunks of {format_size(chunk_bytes)} are above its proto-max-bulk-len of {format_size(limit)}"
         found.problems.append(f"{where}: {text}, and would be refused")
@@ -95,16 +94,6 @@ def _memory(memory: dict[str, str], settings: RedisSettings) -> Iterator[tuple[s
         "ttl",
         "none: chunks stay until they are evicted" if settings.ttl is None else format_duration(settings.ttl),
     )
-
-
-def _limit(exchange: Exchange, where: Location) -> int:
-    try:
-        match exchange.command_at(where, "CONFIG", "GET", "proto-max-bulk-len"):
-            case [_, bytes(limit)]:
-                return int(limit)
-    except TierError:
-        pass
-    return _LARGEST
 
 
 def _info(exchange: Exchange, where: Location, section: str) -> dict[str, str]:

@@ -45,9 +45,9 @@ class Pool:
             raise TierUnavailable(f"all {self._limit} connections are in use")
         try:
             wire = self._take() or self._dial()
-            wire.begin(end)
             clean = False
             try:
+                wire.begin(end)
                 yield wire
                 clean = not wire.closed
             finally:

@@ -17,7 +17,7 @@ from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry,
 
 from .chunks import Era, Fetched, Names, client_name, fetch, store
 from .epochs import Epoch, Epochs
-from .exchange import Answer, Exchange, Request, plain
+from .exchange import LARGEST, Answer, Exchange, Request, plain
 from .links import Links
 from .listing import entries
 from .replies import Refusal, Stored, error_of, is_too_large
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["RedisTier"]
 
 log = logging.getLogger("kvcascade.tiers.redis")
-
-LARGEST = 512 << 20
-"""Bytes of a value that a server takes unless it was told otherwise."""
 
 
 class RedisTier(Tier):
@@ -95,7 +92,7 @@ class RedisTier(Tier):
     def _begin(self, context: OpenContext) -> None:
         self._enter(self._epochs.enter(context.epoch))
         self._describe()
-        self._largest = self._limit()
+        self._largest = min(map(self._exchange.largest, self._links.route.primaries()))
         if context.chunk_bytes + HEADER_BYTES > self._largest:
             log.warning(
                 "%s: chunks of %s are above the server's proto-max-bulk-len of %s, and will be refused",
@@ -117,14 +114,6 @@ class RedisTier(Tier):
                 self._exchange.command(name, "SET", name, wanted)
         except TierError as error:
             log.debug("%s: the namespace is not described: %s", self._where, error)
-
-    def _limit(self) -> int:
-        """Bytes of the largest value that the server takes, as far as it says."""
-        try:
-            found = self._exchange.command(self._names.description, "CONFIG", "GET", "proto-max-bulk-len")
-        except TierRefused:
-            return LARGEST
-        return int(found[1]) if isinstance(found, list) and len(found) == 2 else LARGEST
 
     # Asking
 

@@ -37,9 +37,8 @@ def external_url() -> str | None:
 
 
 class RedisServer(ServerProcess):
-    """One server on a free port. Keyword arguments are its configuration: `maxmemory="40mb"`.
-
-    `unix=True` adds a Unix socket. Nothing is written to disk.
+    """One server on a free port. Keyword arguments are its configuration: `maxmemory="40mb"`, a tuple for several
+    words. `unix=True` adds a Unix socket. Nothing is written to disk, unless `save` says so.
     """
 
     def __init__(self, folder: Path, name: str = "redis", *, unix: bool = False, **config: object) -> None:
@@ -50,8 +49,11 @@ class RedisServer(ServerProcess):
         config.setdefault("save", "")
         if unix:
             config["unixsocket"] = self.socket
-        words = [word for key, value in config.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-        super().__init__([server_program(), *words], folder, self._answers, f"{name}-{self.port}")
+        command = [server_program()]
+        for key, value in config.items():
+            words = value if isinstance(value, tuple) else (value,)
+            command += [f"--{key.replace('_', '-')}", *map(str, words)]
+        super().__init__(command, folder, self._answers, f"{name}-{self.port}")
 
     @property
     def url(self) -> str:
@@ -79,7 +81,7 @@ class RedisServer(ServerProcess):
 
     def connections(self, name: str = "kvcascade") -> list[dict[str, str]]:
         """The clients whose connections are named like this."""
-        return [client for client in self.ask("CLIENT", "LIST") if client["name"].startswith(name)]
+        return [client for client in self.ask("CLIENT LIST") if client["name"].startswith(name)]
 
     def _answers(self) -> bool:
         import redis
@@ -140,7 +142,7 @@ class Sentinels:
         wait_until(self._is_whole, "the replica is connected")
 
     def _is_whole(self) -> bool:
-        known = self.sentinel.ask("SENTINEL", "REPLICAS", self.service)
+        known = self.sentinel.ask("SENTINEL REPLICAS", self.service)
         up = [replica for replica in known if not {"s_down", "disconnected"} & set(_flags(replica))]
         return len(up) == len(self.primary.ask("ROLE")[2]) == 1
 
