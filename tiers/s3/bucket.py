@@ -2,9 +2,8 @@
 
 import base64
 import hashlib
-import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 from xml.etree.ElementTree import Element
@@ -32,7 +31,7 @@ class Found(NamedTuple):
 
     nbytes: int
     etag: str
-    fields: dict[str, str]
+    fields: Mapping[str, str]
 
 
 class Got(NamedTuple):
@@ -115,7 +114,7 @@ class Bucket:
             if isinstance(answer, TierError):
                 yield answer
             elif answer.good:
-                yield Found(answer.length, answer.fields.get("etag", ""), dict(answer.fields))
+                yield Found(answer.length, _etag(answer), answer.fields)
             else:
                 yield _missing(answer, "can't be looked for")
 
@@ -129,7 +128,7 @@ class Bucket:
             if isinstance(answer, TierError):
                 yield answer
             elif answer.good:
-                yield Got(answer.length, answer.received, answer.fields.get("etag", ""))
+                yield Got(answer.length, answer.received, _etag(answer))
             else:
                 yield _missing(answer, "can't be read")
 
@@ -175,11 +174,11 @@ class Bucket:
             raise failures.of_answer(answer, "can't be listed")
         return _page_of(answer.body)
 
-    def list(self, prefix: str, patience: float) -> Iterator[Object]:
-        """All objects whose names begin with `prefix`; at most `patience` seconds a page."""
+    def list(self, prefix: str, end: Callable[[], float]) -> Iterator[Object]:
+        """All objects whose names begin with `prefix`; `end` is asked for each page."""
         following = ""
         while True:
-            page = self.page(prefix, time.monotonic() + patience, following)
+            page = self.page(prefix, end(), following)
             yield from page.objects
             following = page.following
             if not following:
@@ -247,6 +246,11 @@ def _check_missing(answer: Answer, what: str) -> None:
         raise failure
 
 
+def _etag(answer: Answer) -> str:
+    """Changes with an object's content; some stores quote it in one place and not in another."""
+    return answer.fields.get("etag", "").strip('"')
+
+
 def _page_of(xml: bytes) -> Page:
     root = document(xml)
     following = root.findtext("{*}NextContinuationToken", "")
@@ -259,5 +263,5 @@ def _page_of(xml: bytes) -> Page:
 
 def _object_of(found: Element) -> Object:
     modified = datetime.fromisoformat(found.findtext("{*}LastModified", "")).timestamp()
-    name, etag = found.findtext("{*}Key", ""), found.findtext("{*}ETag", "")
+    name, etag = found.findtext("{*}Key", ""), found.findtext("{*}ETag", "").strip('"')
     return Object(name, int(found.findtext("{*}Size", "")), modified, etag)

@@ -52,7 +52,9 @@ def _look(settings: "S3Settings", bucket: Bucket, found: Probe) -> None:
         found.facts.append(("permissions", "list, write, read, remove"))
     found.facts.append(("lifecycle rule", _rules(bucket, prefix, end)))
     if settings.ttl is not None:
-        found.facts.append(("ttl", f"{format_duration(settings.ttl)}: older chunks are misses, and are left there"))
+        found.facts.append(
+            ("ttl", f"{format_duration(settings.ttl)}: older chunks are misses, and are left there")
+        )
 
 
 def _try_writing(bucket: Bucket, name: str, end: float) -> None:

@@ -1,8 +1,9 @@
 """How objects are named.
 
     PREFIX/NAMESPACE/namespace.json       what the digest NAMESPACE stands for
+    PREFIX/NAMESPACE/engines/STAMP/WHO    signs of life, of engines that are in an epoch
     PREFIX/NAMESPACE/epochs/NAME/N        generations of named epochs; the highest number counts
-    PREFIX/NAMESPACE/STAMP/epoch.json     which epoch the digest STAMP stands for
+    PREFIX/NAMESPACE/epochs/STAMP.json    which epoch the digest STAMP stands for
     PREFIX/NAMESPACE/STAMP/FAN/CHUNK      chunks of one epoch: NAMESPACE and STAMP are 32 hexadecimal digits, CHUNK
                                           is the key in hexadecimal, FAN its first two digits
 
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from kvcascade.tiers.envelope import FORMAT, Envelope
 from kvcascade.types import Key
 
-__all__ = ["ENVELOPE", "WRITTEN", "Home", "epoch_description", "is_chunk", "key_in", "metadata", "place"]
+__all__ = ["ENVELOPE", "WRITTEN", "Home", "is_chunk", "key_in", "metadata", "place", "stamp_in"]
 
 ENVELOPE = 512
 """Bytes in front of a payload."""
@@ -25,7 +26,12 @@ LONGEST_KEY = 64
 """Bytes. Names of longer keys are hashes: stores on file systems take no longer parts of names."""
 WRITTEN = "x-amz-meta-kv-written"
 
-_CHUNK = re.compile(r"(?:[0-9a-f]{2}){1,64}|x[0-9a-f]{64}")
+_DIGEST = r"[0-9a-f]{32}"
+_CHUNK = r"[0-9a-f]{2}/(?:(?:[0-9a-f]{2}){1,64}|x[0-9a-f]{64})"
+_STAMPED = re.compile(rf"(?:.*/)?({_DIGEST})/{_CHUNK}")
+_OURS = re.compile(
+    rf"namespace\.json|engines/{_DIGEST}/[^/]+~[^/]+|epochs/{_DIGEST}(?:\.json|/[0-9]+)|{_DIGEST}/{_CHUNK}"
+)
 
 
 class Home(NamedTuple):
@@ -42,18 +48,31 @@ class Home(NamedTuple):
     def description(self) -> str:
         return f"{self.path}namespace.json"
 
+    @property
+    def engines(self) -> str:
+        """What the signs of life begin with."""
+        return f"{self.path}engines/"
+
+    @property
+    def epochs(self) -> str:
+        """What everything that is said of epochs begins with."""
+        return f"{self.path}epochs/"
+
+    def note(self, stamp: bytes) -> str:
+        """The object that says which epoch it is."""
+        return f"{self.epochs}{stamp.hex()}.json"
+
     def marks(self, weights: str) -> str:
         """What the marks of the epochs of one name begin with."""
-        return f"{self.path}epochs/{hashlib.sha256(weights.encode()).hexdigest()[:32]}/"
+        return f"{self.epochs}{hashlib.sha256(weights.encode()).hexdigest()[:32]}/"
+
+    def owns(self, name: str) -> bool:
+        """Whether an object in it is one of ours."""
+        return bool(_OURS.fullmatch(name.removeprefix(self.path)))
 
     def epoch(self, stamp: bytes) -> str:
         """What the names of the chunks of an epoch begin with."""
         return f"{self.path}{stamp.hex()}/"
-
-
-def epoch_description(epoch: str) -> str:
-    """The object that says which epoch it is, whose chunks' names begin with `epoch`."""
-    return f"{epoch}epoch.json"
 
 
 def place(epoch: str, key: Key) -> str:
@@ -67,8 +86,13 @@ def place(epoch: str, key: Key) -> str:
 
 def is_chunk(name: str) -> bool:
     """Whether an object has the name of a chunk, whichever."""
-    fan, _, chunk = name.rpartition("/")
-    return bool(_CHUNK.fullmatch(chunk)) and fan.endswith("/" + chunk.removeprefix("x")[:2])
+    return bool(_STAMPED.fullmatch(name))
+
+
+def stamp_in(name: str) -> str:
+    """The stamp of a chunk's epoch, in hexadecimal; "" where it is no chunk."""
+    found = _STAMPED.fullmatch(name)
+    return found[1] if found else ""
 
 
 def key_in(name: str) -> Key | None:

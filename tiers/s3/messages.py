@@ -1,5 +1,6 @@
 """Requests to a store and its answers, as the modules of this folder hand them around."""
 
+import json
 from collections.abc import Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -8,7 +9,7 @@ from kvcascade.types import Buffer
 
 from .wire import Head
 
-__all__ = ["Answer", "Request", "answer_of", "document"]
+__all__ = ["Answer", "Request", "answer_of", "document", "parsed"]
 
 
 class Request(NamedTuple):
@@ -66,3 +67,12 @@ def document(xml: bytes) -> ElementTree.Element:
         return ElementTree.fromstring(xml)
     except ElementTree.ParseError:
         return ElementTree.Element("")
+
+
+def parsed(body: bytes | None) -> dict[str, object] | None:
+    """What an object says in JSON; None where it says nothing."""
+    try:
+        said = json.loads(body or b"")
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None

@@ -14,14 +14,16 @@ from kvcascade.tiers.envelope import FORMAT
 from kvcascade.types import Namespace
 
 from .bucket import Bucket
+from .engines import Presence
 from .epochs import Epoch, Epochs
 from .failures import NoBucket
-from .layout import Home, epoch_description
+from .layout import Home
+from .messages import parsed
 
 if TYPE_CHECKING:
     from .settings import S3Settings
 
-__all__ = ["Opened", "acting", "describe_epoch", "open_bucket", "parsed", "too_new"]
+__all__ = ["Opened", "acting", "open_bucket", "too_new"]
 
 
 @dataclass(slots=True)
@@ -32,12 +34,23 @@ class Opened:
     namespace: Namespace
     home: Home
     epochs: Epochs
+    presence: Presence
     epoch: Epoch
     writes: bool
 
     @property
     def stamp(self) -> bytes:
         return self.namespace.stamp(self.epoch.mark)
+
+    def arrive(self, end: float) -> None:
+        """Says in the bucket that this engine is in its epoch.
+
+        Raises:
+            TierError: it can't be said.
+        """
+        if self.writes:
+            self.epochs.note(self.epoch, end)
+            self.presence.beat(self.stamp, end)
 
 
 def open_bucket(settings: "S3Settings", context: OpenContext) -> Opened:
@@ -49,13 +62,22 @@ def open_bucket(settings: "S3Settings", context: OpenContext) -> Opened:
     """
     end = time.monotonic() + settings.deadline
     bucket = Bucket(settings)
-    home = Home.of(settings.prefix, context.namespace.digest.hex())
-    epochs = Epochs(bucket, home)
-    with acting(bucket):
-        epoch = _enter(settings, bucket, epochs, context.epoch, end)
-        opened = Opened(bucket, context.namespace, home, epochs, epoch, settings.write != "off")
-        _describe(opened, end)
-        describe_epoch(opened, end)
+    try:
+        with acting(bucket):
+            return _opened(settings, context, bucket, end)
+    except BaseException:
+        bucket.close()
+        raise
+
+
+def _opened(settings: "S3Settings", context: OpenContext, bucket: Bucket, end: float) -> Opened:
+    namespace, writes = context.namespace, settings.write != "off"
+    home = Home.of(settings.prefix, namespace.digest.hex())
+    epochs = Epochs(bucket, home, namespace)
+    epoch = _enter(settings, bucket, epochs, context.epoch, end)
+    _describe(bucket, home, namespace, writes, end)
+    opened = Opened(bucket, namespace, home, epochs, Presence(bucket, home), epoch, writes)
+    opened.arrive(end)
     return opened
 
 
@@ -71,34 +93,13 @@ def _enter(settings: "S3Settings", bucket: Bucket, epochs: Epochs, name: str, en
     return epochs.enter(name, end)
 
 
-def describe_epoch(opened: Opened, end: float) -> None:
-    """Says in the bucket which epoch it is, for those who look into it."""
-    epoch = opened.epoch
-    facts = {"weights": epoch.name, "generation": epoch.generation, "private": bool(epoch.private)}
-    _say(opened, epoch_description(opened.home.epoch(opened.stamp)), facts, end)
-
-
-def _describe(opened: Opened, end: float) -> None:
-    said = _say(opened, opened.home.description, {"format": FORMAT, "fields": dict(opened.namespace.fields)}, end)
-    if problem := too_new(opened.home, said):
+def _describe(bucket: Bucket, home: Home, namespace: Namespace, writes: bool, end: float) -> None:
+    said = parsed(bucket.read(home.description, end))
+    if said is not None and (problem := too_new(home, said)):
         raise ConfigError(problem)
-
-
-def _say(opened: Opened, name: str, facts: dict[str, object], end: float) -> dict[str, object]:
-    """Writes facts down, where that has not been done. Returns what is there."""
-    said = parsed(opened.bucket.read(name, end))
-    if said is None and opened.writes:
-        opened.bucket.write(name, json.dumps(facts, indent=1, ensure_ascii=False).encode(), end)
-    return said or facts
-
-
-def parsed(body: bytes | None) -> dict[str, object] | None:
-    """What an object says in JSON; None where it says nothing."""
-    try:
-        said = json.loads(body or b"")
-    except ValueError:
-        return None
-    return said if isinstance(said, dict) else None
+    if said is None and writes:
+        said = {"format": FORMAT, "fields": dict(namespace.fields)}
+        bucket.write(home.description, json.dumps(said, indent=1, ensure_ascii=False).encode(), end)
 
 
 def too_new(home: Home, said: dict[str, object]) -> str:

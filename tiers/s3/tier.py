@@ -14,7 +14,8 @@ from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry,
 
 from .bucket import Found, Got, Object, Put
 from .layout import ENVELOPE, WRITTEN, is_chunk, key_in, metadata, place
-from .opening import Opened, describe_epoch, open_bucket
+from .opening import Opened, open_bucket
+from .upkeep import Upkeep
 from .warming import Warming
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class S3Tier(Tier):
 
     Notes:
         Each call works in the era that it finds when it begins; the objects of an era have names of its own.
-        `_moving` covers moves to another epoch, with their I/O; `_counting` the counts.
+        `_moving` covers moves to another epoch, with their I/O; `_counting` the counts; `_tending` the
+        signs of life.
     """
 
     capabilities = Capabilities(persistent=True, shared=True)
@@ -56,6 +58,8 @@ class S3Tier(Tier):
         self._moving = threading.Lock()
         self._counting = threading.Lock()
         self._chunks = self._bytes = 0
+        self._tending = threading.Lock()
+        self._upkeep = Upkeep(opened)
         self._warming = Warming(self._pages(self._era)) if settings.warm else None
 
     @classmethod
@@ -249,13 +253,19 @@ class S3Tier(Tier):
             opened = self._opened
             opened.epoch = opened.epochs.move(opened.epoch, epoch, self._end())
             with suppress(TierError):
-                describe_epoch(opened, self._end())
+                opened.arrive(self._end())
             self._era = _era_of(opened)
 
     # -- housekeeping
 
     def maintain(self, budget: float) -> Changes:
-        """Lists a part of the namespace, where the tier shall be warm."""
+        """Gives signs of life, and lists a part of the namespace where the tier shall be warm."""
+        with self._calls:
+            if self._tending.acquire(blocking=False):
+                try:
+                    self._upkeep.run(self._end())
+                finally:
+                    self._tending.release()
         if self._warming is None:
             return Changes()
         era = self._era
@@ -264,6 +274,7 @@ class S3Tier(Tier):
 
     def close(self) -> None:
         if self._calls.close():
+            self._opened.presence.leave(self._end())
             self._bucket.close()
 
     def _end(self) -> float:

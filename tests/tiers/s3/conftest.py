@@ -1,17 +1,25 @@
 """Stores, one of each kind for all tests of a run; each test has a prefix of its own in a bucket."""
 
 import secrets
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvcascade.errors import TierUnavailable
+from kvcascade.testing import TierWrapper, buffer, bytes_for, holds
+from kvcascade.testing.conformance import NAMESPACE
 from kvcascade.testing.servers.s3 import S3Store, available_stores, running_store
+from kvcascade.tiers import OpenContext, Tier
 from kvcascade.tiers.s3 import S3Settings
+from kvcascade.tiers.s3.tier import S3Tier
+from kvcascade.types import Buffer, Key, Namespace, Outcome, OutcomeKind
 
 BUCKET = "kvcascade-tests"
+CHUNK = 64 << 10
 
 
 class Stores:
@@ -31,6 +39,80 @@ class Stores:
         self._stack.close()
 
 
+class Place:
+    """A prefix in a bucket of a store that runs: each `engine` is one more tier on it."""
+
+    chunk = CHUNK
+    bucket = BUCKET
+
+    def __init__(self, store: S3Store) -> None:
+        self.store = store
+        self.prefix = f"test-{secrets.token_hex(6)}"
+        self._opened: list[Tier] = []
+
+    def settings(self, **given: Any) -> S3Settings:
+        defaults = {"bucket": BUCKET, "prefix": self.prefix, "create_bucket": True}
+        return S3Settings(**{**defaults, "endpoint_url": self.store.endpoint, **given})
+
+    def engine(self, epoch: str = "", namespace: Namespace = NAMESPACE, **settings: Any) -> S3Tier:
+        tier = self.settings(**settings).open(OpenContext(namespace, CHUNK, epoch=epoch))
+        assert isinstance(tier, S3Tier)
+        self._opened.append(tier)
+        return tier
+
+    def client(self) -> Any:
+        """boto3's, to reach around the tier."""
+        import boto3
+
+        return boto3.session.Session().client("s3", "us-east-1", endpoint_url=self.store.endpoint)
+
+    def names(self) -> list[str]:
+        """Of all objects."""
+        listed = self.client().list_objects_v2(Bucket=BUCKET, Prefix=self.prefix + "/")
+        return [one["Key"] for one in listed.get("Contents", [])]
+
+    def close(self) -> None:
+        for tier in self._opened:
+            tier.close()
+
+    @staticmethod
+    def store_chunks(tier: Tier, keys: Sequence[Key], nbytes: int = CHUNK, epoch: str = "") -> list[Outcome]:
+        return tier.write(keys, [memoryview(bytes_for(key, nbytes, epoch)) for key in keys])
+
+    @staticmethod
+    def load(tier: Tier, keys: Sequence[Key], nbytes: int = CHUNK, epoch: str = "") -> list[Outcome]:
+        """Outcomes; where one is OK, the bytes are right."""
+        targets = [buffer(nbytes) for _ in keys]
+        outcomes = tier.read(keys, targets)
+        for key, target, outcome in zip(keys, targets, outcomes, strict=True):
+            assert not outcome.ok or holds(target, key, epoch), f"wrong bytes of {key.hex()}"
+        return outcomes
+
+
+class Insisting(TierWrapper):
+    """Tries failed keys again, as a lane does: the stand-ins for a store answer 500 where two writers of one object
+    meet."""
+
+    def around(self, verb: str, keys: Sequence[Key], buffers: Sequence[Buffer], call: Callable[[], Any]) -> Any:
+        answer = call()
+        if verb not in ("read", "write", "delete"):
+            return answer
+        for _ in range(20):
+            again = [at for at, outcome in enumerate(answer) if _may_pass(outcome)]
+            if not again:
+                break
+            threading.Event().wait(0.01)
+            some = [keys[at] for at in again]
+            given = [[buffers[at] for at in again]] if buffers else []
+            for at, outcome in zip(again, getattr(self.inner, verb)(some, *given), strict=True):
+                answer[at] = outcome
+        return answer
+
+
+def _may_pass(outcome: Outcome) -> bool:
+    return outcome.kind is OutcomeKind.FAILED and isinstance(outcome.cause, TierUnavailable)
+
+
 @pytest.fixture(scope="session")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
     stores = Stores(tmp_path_factory.mktemp("s3"))
@@ -39,14 +121,25 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
 
 
 @pytest.fixture(params=available_stores())
-def store(request: pytest.FixtureRequest, stores: Stores, monkeypatch: pytest.MonkeyPatch) -> S3Store:
-    """A store, with its credentials in the environment."""
-    store = stores[request.param]
+def shared(request: pytest.FixtureRequest, stores: Stores, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A place on each kind of store, with its credentials in the environment."""
+    yield from _place(stores[request.param], monkeypatch)
+
+
+@pytest.fixture
+def one_shared(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A place on the first store that is here, for what does not depend on the store."""
+    yield from _place(stores[available_stores()[0]], monkeypatch)
+
+
+def _place(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
-    return store
+    place = Place(store)
+    yield place
+    place.close()
 
 
-def settings_for(store: S3Store, **given: Any) -> S3Settings:
-    given = {"bucket": BUCKET, "prefix": f"test-{secrets.token_hex(6)}", "create_bucket": True, **given}
-    return S3Settings(endpoint_url=store.endpoint, **given)
+@pytest.fixture
+def insisting() -> Callable[[Tier], Tier]:
+    return Insisting

@@ -28,22 +28,18 @@ class S3Store(NamedTuple):
     """Variables with which boto3 finds its credentials."""
     server: ServerProcess | None = None
     """None for one that was running before."""
-    folder: Path | None = None
-    """Where objects are files, by bucket and name; None where they are not."""
 
 
 def rclone(folder: Path) -> S3Store:
-    """`rclone serve s3`: objects are files. It checks signatures; conditional writes it ignores."""
+    """`rclone serve s3`, with objects in memory. It checks signatures; conditional writes it ignores."""
     port = free_port()
-    objects = folder / "objects"
-    objects.mkdir(parents=True)
     path = Path(sys.executable).with_name("rclone")
     command = [
         str(path if path.exists() else shutil.which("rclone")),
         *("serve", "s3", "--addr", f"{HOST}:{port}", "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"),
-        *("--config", os.devnull, "--cache-dir", str(folder / "cache"), str(objects)),
+        *("--config", os.devnull, "--cache-dir", str(folder / "cache"), ":memory:"),
     ]
-    return _store("rclone", port, command, folder, objects)
+    return _store("rclone", port, command, folder)
 
 
 def moto(folder: Path) -> S3Store:
@@ -65,13 +61,12 @@ _STARTERS = {"rclone": rclone, "moto": moto, "minio": minio}
 
 def available_stores() -> list[str]:
     """The kinds of stores that tests can run on here."""
-    found = [
+    return [
         *(["rclone"] if shutil.which("rclone") or Path(sys.executable).with_name("rclone").exists() else []),
         *(["moto"] if importlib.util.find_spec("moto") and importlib.util.find_spec("flask") else []),
         *(["minio"] if shutil.which("minio") else []),
         *(["environment"] if os.environ.get(ENDPOINT_VARIABLE) else []),
     ]
-    return found
 
 
 @contextmanager
@@ -88,11 +83,11 @@ def running_store(kind: str, folder: Path) -> Iterator[S3Store]:
         yield store
 
 
-def _store(kind: str, port: int, command: list[str], folder: Path, objects: Path | None = None) -> S3Store:
+def _store(kind: str, port: int, command: list[str], folder: Path) -> S3Store:
     credentials = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
     roots = {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY}
     server = ServerProcess(command, folder, lambda: _listens(port), kind, roots if kind == "minio" else None)
-    return S3Store(kind, f"http://{HOST}:{port}", credentials, server, objects)
+    return S3Store(kind, f"http://{HOST}:{port}", credentials, server)
 
 
 def _listens(port: int) -> bool:
