@@ -53,7 +53,8 @@ class SchedulerAdapter:
             prompt_only: whether only chunks of prompts are stored.
             share_loads: whether a request waits while another loads a chunk that it needs, to find it in the
                 engine's own prefix cache afterwards; False for an engine without one.
-            context: makes what the manager is told of a request; by default a `RequestContext` of its id.
+            context: makes what the manager is told of a request; by default a `RequestContext` of its id and its
+                `kv_transfer_params`.
 
         Raises:
             ConfigError: groups or numbers that can't be.
@@ -67,7 +68,7 @@ class SchedulerAdapter:
             raise ConfigError(f"workers: {workers}; at least 1")
         self._prompt_only = prompt_only
         self._share_loads = share_loads
-        self._context = context or (lambda request: RequestContext(request.request_id))
+        self._context = context or _context
         self._unit = hit_unit(groups)
         self._lookup = Lookup(manager, groups)
         self._jobs = JobTable(workers)
@@ -413,6 +414,10 @@ class SchedulerAdapter:
             job.owner.load_limit = valid
         failed = tuple(job.keys[place] for place in sorted(job.failed))
         return EndedLoad(job.owner.id, valid, job.failed_blocks(len(self._groups)), failed)
+
+
+def _context(request: Request) -> RequestContext:
+    return RequestContext(request.request_id, getattr(request, "kv_transfer_params", None))
 
 
 def _given_blocks(step: StepOutput) -> dict[str, Sequence[Sequence[int]] | None]:

@@ -95,7 +95,7 @@ def test_a_move_between_tiers_that_a_reset_has_voided_leaves_the_next_one_alone(
     """A copy of before a reset ends while its chunk is read again, into a staging slot of its own."""
     case = Case(
         106,
-        EngineShape(blocks=44, windows=(9,), seqs=3, budget=6, ranks=2, blocks_per_chunk=2),
+        EngineShape(blocks=44, windows=(9,), seqs=3, budget=6, ranks=2, blocks_per_chunk=(2,)),
         StackShape(
             slots=60,
             tiers=(TierShape(chunks=5), TierShape(chunks=30, write="on_evict")),

@@ -26,6 +26,28 @@ def test_a_seed_is_a_history() -> None:
     assert draw_case(8) != case
 
 
+def test_everything_is_drawn() -> None:
+    """Of what the connector knows how to do nothing is left out of the histories."""
+    cases = [draw_case(seed) for seed in range(200)]
+    for drawn in (
+        lambda case: len(set(case.engine.blocks_per_chunk)) > 1,
+        lambda case: case.engine.draft_groups and case.engine.drafts and case.engine.windows[-1],
+        lambda case: case.engine.draft_groups and not case.engine.windows[-1],
+        lambda case: case.engine.asynchronous and case.engine.ranks > 1,
+        lambda case: any(tier.shared for tier in case.stack.tiers) and case.stack.faults,
+        lambda case: any(tier.write == "on_evict" for tier in case.stack.tiers),
+        lambda case: any(tier.type == "disk" for tier in case.stack.tiers),
+        lambda case: not case.batch,
+        lambda case: not case.share_loads,
+        lambda case: case.prompt_only,
+        lambda case: case.hashes_late,
+        lambda case: case.copy_failures,
+    ):
+        assert sum(map(bool, map(drawn, cases))) >= 4
+    names = {action.name for action in draw_actions(cases[0], 500)}
+    assert names == {"add", "abort", "step", "media", "time", "forget", "reset", "others", "faults", "settle"}
+
+
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -172,7 +194,7 @@ def tight(seed: int) -> Case:
         seqs=5,
         drafts=0,
         draft_groups=(),
-        blocks_per_chunk=1,
+        blocks_per_chunk=(),
     )
     return replace(
         case,

@@ -36,7 +36,10 @@ class Device:
             torch.full((shape.blocks, self._size * _WORD), NO_WORD & 0xFF, dtype=torch.uint8)
             for _ in range(shape.layers)
         ]
-        self.layouts = [GroupLayout(shape.blocks_per_chunk, layers) for layers in self.layers]
+        self.layouts = [
+            GroupLayout(group.blocks_per_chunk, layers)
+            for group, layers in zip(shape.groups, self.layers, strict=True)
+        ]
         self._words = [tensor.numpy().view(np.uint64).reshape(-1) for tensor in self.tensors]
 
     def write(self, group: int, table: Sequence[int], start: int, prefixes: Sequence[int]) -> None:

@@ -50,13 +50,16 @@ class SimulatedEngine:
         pool: Slots,
         *,
         prompt_only: bool = False,
+        share_loads: bool = True,
         model: Model | None = None,
     ) -> None:
         self.shape = shape
         self.model = model or Model()
         self.prompt_only = prompt_only
         self.hashes_late = 0
-        self.adapter = SchedulerAdapter(manager, shape.groups, workers=shape.ranks, prompt_only=prompt_only)
+        self.adapter = SchedulerAdapter(
+            manager, shape.groups, workers=shape.ranks, prompt_only=prompt_only, share_loads=share_loads
+        )
         self._connector = AdapterConnector(self.adapter)
         self.scheduler = EngineScheduler(shape, self._connector, lambda: self._hold_back())
         self.copiers: list[ManualCopier] = []

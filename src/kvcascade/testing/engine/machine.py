@@ -35,11 +35,19 @@ class EngineStateMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         stop_after=st.none() | st.integers(1, 6),
         bound=st.sampled_from([None, None, 0, 5, 16, -1, "many"]),
+        wish=st.sampled_from([None, None, {"priority": "low"}, {"priority": "high", "pin_for": "1s"}, "a lot"]),
     )
     def add(
-        self, family: int, length: int, after: int | None, max_tokens: int, stop_after: int | None, bound: object
+        self,
+        family: int,
+        length: int,
+        after: int | None,
+        max_tokens: int,
+        stop_after: int | None,
+        bound: object,
+        wish: object,
     ) -> None:
-        self._perform("add", family, length, after, max_tokens, stop_after, bound)
+        self._perform("add", family, length, after, max_tokens, stop_after, bound, wish)
 
     @rule(pick=st.integers(0, 7))
     def abort(self, pick: int) -> None:
@@ -66,6 +74,10 @@ class EngineStateMachine(RuleBasedStateMachine):
     @rule(preempt=st.booleans(), scope=st.sampled_from(["all", "primary"]), patient=st.booleans())
     def reset(self, preempt: bool, scope: str, patient: bool) -> None:
         self._perform("reset", preempt, scope, patient)
+
+    @rule(pick=st.integers(0, 59))
+    def others(self, pick: int) -> None:
+        self._perform("others", pick)
 
     @rule()
     def forget(self) -> None:

@@ -1,8 +1,12 @@
 """What engine it is."""
 
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from kvcascade.connector import GroupSpec
+from kvcascade.types import Key
+
+from .requests import SimRequest
 
 __all__ = ["EngineShape"]
 
@@ -27,24 +31,29 @@ class EngineShape:
     ranks: int = 1
     """Tensor-parallel workers, each with a part of every block."""
     layers: int = 2
-    blocks_per_chunk: int = 1
+    blocks_per_chunk: tuple[int, ...] = ()
+    """Of each group's chunks; 1 where it is not said."""
     draft_groups: tuple[int, ...] = ()
     """Groups that hold the layers of a draft model."""
     max_tokens: int = 512
     """Of one request, prompt and output."""
 
     @property
-    def tokens_per_chunk(self) -> int:
-        return self.tokens_per_block * self.blocks_per_chunk
-
-    @property
     def groups(self) -> list[GroupSpec]:
         """The groups as a connector is told of them."""
         return [
-            GroupSpec(
-                self.tokens_per_block, self.blocks_per_chunk, window or None, number in self.draft_groups, number
+            GroupSpec(self.tokens_per_block, blocks, window or None, number in self.draft_groups, number)
+            for number, (window, blocks) in enumerate(
+                zip(self.windows, chain(self.blocks_per_chunk, repeat(1)), strict=False)
             )
-            for number, window in enumerate(self.windows)
+        ]
+
+    @staticmethod
+    def keys(request: SimRequest, group: GroupSpec) -> list[Key]:
+        """The keys of a request's chunks in this group, as far as their hashes are known."""
+        suffix = group.index.to_bytes(4, "big")
+        return [
+            last + suffix for last in request.block_hashes[group.blocks_per_chunk - 1 :: group.blocks_per_chunk]
         ]
 
     @property

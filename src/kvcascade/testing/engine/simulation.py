@@ -9,11 +9,14 @@ from traceback import extract_tb
 from typing import Literal
 
 from kvcascade.connector import Direction
+from kvcascade.testing.invariants import require
 
-from .checks import Content, Spy, Watch, require
+from .checks import Watch
+from .content import Content
 from .engine import SimulatedEngine
 from .requests import SimRequest, Status
 from .shrink import shrink
+from .spy import Spy
 from .stack import SimulatedStack
 from .workload import Action, Case
 
@@ -52,12 +55,18 @@ class Simulation:
     def __init__(self, case: Case, folder: Path) -> None:
         self.case = case
         self.stack = SimulatedStack(case.stack, SimulatedEngine.chunk_bytes(case.engine), folder)
-        self._spy = Spy(self.stack.manager)
-        self.engine = SimulatedEngine(case.engine, self._spy, self.stack.pool, prompt_only=case.prompt_only)
+        self._spy = Spy(self.stack.manager, case.batch)
+        self.engine = SimulatedEngine(
+            case.engine,
+            self._spy,
+            self.stack.pool,
+            prompt_only=case.prompt_only,
+            share_loads=case.share_loads,
+        )
         self._spy.engine = self.engine
         self.engine.hashes_late = case.hashes_late
         self._content = self._spy.content = Content(self.engine)
-        self._watch = Watch(self.engine, self.stack, self._content)
+        self._watch = Watch(self.engine, self.stack, self._content, self._spy)
         self._draw = Random(case.seed)
         self._running: dict[str, SimRequest] = {}
         self._done: list[SimRequest] = []
@@ -87,15 +96,17 @@ class Simulation:
         max_tokens: int,
         stop_after: int | None,
         bound: object,
+        wish: object = None,
     ) -> None:
         """A request comes; `after` another one with all its tokens, or not."""
         prompt = [family * 1000 + place for place in range(length)]
         if after is not None and self._done:
             prompt = self._done[-1 - after % len(self._done)].all_token_ids + prompt[: length // 4 + 1]
         prompt = prompt[: self._room - max_tokens]
-        params = None if bound is None else {"max_offload_tokens": bound, "max_load_tokens": bound}
+        params = {"max_offload_tokens": bound, "max_load_tokens": bound} if bound is not None else {}
+        params |= {"kvcascade": wish} if wish is not None else {}
         size = self.case.engine.tokens_per_block
-        request = SimRequest(self._name(), prompt, max_tokens, size, stop_after, params)
+        request = SimRequest(self._name(), prompt, max_tokens, size, stop_after, params or None)
         request.update_block_hashes()
         self._running[request.request_id] = self._spy.requests[request.request_id] = request
         for lane in self.stack.lanes:
@@ -115,6 +126,9 @@ class Simulation:
     def media(self, *picks: int) -> None:
         self.stack.advance(picks)
 
+    def others(self, pick: int) -> None:
+        self.stack.others(pick)
+
     def time(self, seconds: float) -> None:
         self.stack.clock.advance(seconds)
 
@@ -132,6 +146,7 @@ class Simulation:
         self._spy.before_reset()
         if self.engine.reset(preempt, scope):
             self.engine.model.weights += 1
+            self.stack.change_weights()
         self._spy.after_reset()
         self.stack.be_patient(True)
 
@@ -161,7 +176,7 @@ class Simulation:
                 break
         self._check()
         self._watch.check_all()
-        self._watch.check_rest(self._spy.begun)
+        self._watch.check_rest()
 
     # Checks
 
@@ -188,7 +203,7 @@ class Simulation:
                 del self._running[request.request_id]
                 if request.status is Status.FINISHED_STOPPED:
                     self._done = [*self._done[-7:], request]
-        self._watch.check_new()
+        self._watch.check()
 
 
 def play(case: Case, actions: Iterable[Action], on_action: Callable[[Action], None] = lambda action: None) -> None:

@@ -15,7 +15,7 @@ from kvcascade.tiers import Tier
 from kvcascade.tiers.disk.settings import DiskSettings
 from kvcascade.tiers.host import HostPool, HostSettings
 from kvcascade.tiers.memory import MemorySettings
-from kvcascade.types import Buffer, Namespace
+from kvcascade.types import Buffer, Capabilities, Key, Namespace
 
 __all__ = ["SimulatedStack", "StackShape", "TierShape"]
 
@@ -31,6 +31,8 @@ class TierShape:
     chunks: int = 20
     """Its capacity; a disk has more."""
     write: str = "through"
+    shared: bool = False
+    """Whether other engines use it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,9 @@ class SimulatedStack:
         self.media: list[ManualLane] = []
         self.lanes: list[WatchedLane] = []
         self.faults: list[FaultTier] = []
+        self._shared: list[Tier] = []
+        self._taken: list[tuple[Tier, Key, bytes]] = []
+        """Chunks that other engines have removed from shared tiers."""
         self.on_submit: Callable[[Job], None] = lambda job: None
         self.on_write: Callable[[Job], None] = lambda job: None
         self.manager = build(
@@ -90,6 +95,24 @@ class SimulatedStack:
         for fault in self.faults:
             fault.active = active
 
+    def others(self, pick: int) -> None:
+        """Another engine removes a chunk from a shared tier, or brings one back."""
+        if pick % 3 == 0 and self._taken:
+            tier, key, payload = self._taken.pop(pick // 3 % len(self._taken))
+            tier.write([key], [memoryview(payload)])
+            return
+        shared = [(tier, entry) for tier in self._shared for entry in tier.entries()]
+        if shared:
+            tier, entry = shared[pick % len(shared)]
+            buffer = bytearray(entry.nbytes)
+            tier.read([entry.key], [memoryview(buffer)])
+            tier.delete([entry.key])
+            self._taken.append((tier, entry.key, bytes(buffer)))
+
+    def change_weights(self) -> None:
+        """What other engines have computed before is of no use any more."""
+        self._taken.clear()
+
     def be_patient(self, patient: bool) -> None:
         """Whether the media have the time that a reset gives them."""
         for lane in self.media:
@@ -101,6 +124,9 @@ class SimulatedStack:
     def _wrap(self, name: str, tier: Tier) -> Tier:
         fault = FaultTier(tier, self.shape.seed, self.shape.faults)
         fault.active = False
+        if self.shape.tiers[len(self.faults)].shared:
+            fault.capabilities = Capabilities(shared=True)
+            self._shared.append(tier)
         self.faults.append(fault)
         return fault
 

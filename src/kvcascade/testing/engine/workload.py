@@ -30,6 +30,10 @@ class Case:
     engine: EngineShape
     stack: StackShape
     prompt_only: bool = False
+    batch: bool = True
+    """Whether the manager has `match_prefix`; else each chunk is looked up by itself."""
+    share_loads: bool = True
+    """Whether a request waits while another loads a chunk that it needs."""
     hashes_late: int = 0
     """How many of a request's newest hashes may come late."""
     copy_failures: float = 0.0
@@ -37,6 +41,19 @@ class Case:
 
 
 _DISK = TierShape("disk")
+_SHARED = TierShape(chunks=30, shared=True)
+_CHAINS: tuple[tuple[TierShape, ...], ...] = (
+    (),
+    (TierShape(chunks=20),),
+    (TierShape(chunks=6),),
+    (_DISK,),
+    (TierShape(chunks=8), _DISK),
+    (TierShape(chunks=5), TierShape(chunks=30, write="on_evict")),
+    (TierShape(chunks=8, write="on_evict"),),
+    (_SHARED,),
+    (TierShape(chunks=8), _SHARED),
+    (TierShape(chunks=6, write="on_evict"), replace(_SHARED, chunks=8)),
+)
 _FAULTS: tuple[Mapping[str, float], ...] = (
     {},
     {"failed": 0.2},
@@ -60,22 +77,15 @@ def _any_case(seed: int, draw: Random) -> Case:
         drafts=draw.choice([0, 0, 1, 3]),
         asynchronous=draw.random() < 0.5,
         ranks=draw.choice([1, 1, 2, 3]),
-        blocks_per_chunk=draw.choice([1, 1, 2, 3]),
-        draft_groups=(len(windows) - 1,) if len(windows) > 1 and draw.random() < 0.3 else (),
+        blocks_per_chunk=(draw.choice([1, 1, 2, 3]),) * len(windows),
     )
-    tiers = draw.choice(
-        [
-            (),
-            (TierShape(chunks=20),),
-            (TierShape(chunks=6),),
-            (_DISK,),
-            (TierShape(chunks=8), _DISK),
-            (TierShape(chunks=5), TierShape(chunks=30, write="on_evict")),
-        ]
-    )
+    if len(windows) > 1 and draw.random() < 0.4:
+        engine = replace(engine, blocks_per_chunk=tuple(draw.choice([1, 2, 3]) for _ in windows))
+    if len(windows) > 1 and draw.random() < 0.4:
+        engine = replace(engine, draft_groups=(len(windows) - 1,), drafts=draw.choice([1, 2, 3]))
     stack = StackShape(
         slots=draw.choice([4, 10, 24, 60]),
-        tiers=tiers,
+        tiers=draw.choice(_CHAINS),
         queue=draw.choice([0.125, 0.5, 1.0]),
         concurrency=draw.randint(1, 3),
         seed=seed,
@@ -86,6 +96,8 @@ def _any_case(seed: int, draw: Random) -> Case:
         engine,
         stack,
         prompt_only=draw.random() < 0.1,
+        batch=draw.random() < 0.7,
+        share_loads=draw.random() < 0.9,
         hashes_late=draw.choice([0, 0, 1, 3]),
         copy_failures=draw.choice([0.0, 0.0, 0.1]),
     )
@@ -137,8 +149,18 @@ def draw_actions(case: Case, steps: int) -> list[Action]:
     return [*actions, Action("settle")]
 
 
+_WISHES = (
+    *[None] * 6,
+    {"priority": "low"},
+    {"priority": "high", "pin_for": "1s"},
+    {"pin_for": "3s"},
+    {"pin_for": "for ever"},
+)
+
+
 def _add(draw: Random) -> Action:
-    """Family of tokens, length of the prompt, request to go on from, most tokens, where it stops, its bounds."""
+    """Family of tokens, length of the prompt, request to go on from, most tokens, where it stops, its bounds, and
+    what its client wishes."""
     return Action(
         "add",
         (
@@ -148,6 +170,7 @@ def _add(draw: Random) -> Action:
             draw.randint(1, 20),
             draw.choice([None, None, 1, 3, 6]),
             draw.choice([None, None, None, None, 5, 16, -1, "many"]),
+            draw.choice(_WISHES),
         ),
     )
 
@@ -162,6 +185,7 @@ _DRAWN: dict[str, Callable[[Random], Action]] = {
     "reset": lambda draw: Action(
         "reset", (draw.random() < 0.6, draw.choice(["all", "primary"]), draw.random() < 0.7)
     ),
+    "others": lambda draw: Action("others", (draw.randrange(60),)),
     "faults": lambda draw: Action("faults", (draw.random() < 0.5,)),
     "settle": lambda draw: Action("settle"),
 }
@@ -173,6 +197,7 @@ _WEIGHTS = {
     "time": 5,
     "forget": 8,
     "reset": 1.5,
+    "others": 6,
     "faults": 1,
     "settle": 0.4,
 }
