@@ -40,7 +40,7 @@ def of_answer(answer: Answer, wanted: str) -> TierError:
 
     `TierUnavailable` for what may pass (5xx, SlowDown, a clock, expired credentials), else `TierRefused`.
     """
-    said = ": ".join(filter(None, [answer.code, answer.message[:_LONGEST]])) or "no reason given"
+    said = ": ".join(filter(None, [answer.code, answer.message[:_LONGEST]])) or f"status {answer.status}"
     if answer.status == 404:
         return NoBucket(f"{wanted}: there is no such bucket ({said})")
     if answer.code in _CLOCKS:
@@ -50,13 +50,13 @@ def of_answer(answer: Answer, wanted: str) -> TierError:
     if answer.code in _WORDS:
         return TierRefused(f"{wanted}: {_WORDS[answer.code]} ({said})")
     if answer.status in (408, 429) or answer.status >= 500:
-        return TierUnavailable(f"{wanted}: the store can't now, {answer.status} ({said})")
+        return TierUnavailable(f"{wanted}: the store can't now ({said})")
     if answer.status in (401, 403):
         return TierRefused(f"{wanted}: no permission ({said})")
     if answer.status in (301, 302, 307, 308):
         where = f", in region {answer.region}" if answer.region else ""
         return TierRefused(f"{wanted}: the bucket lies elsewhere{where} ({said})")
-    return TierRefused(f"{wanted}: the store answers {answer.status} ({said})")
+    return TierRefused(f"{wanted}: the store refuses it ({said})")
 
 
 def of_transport(error: OSError, origin: Origin) -> TierUnavailable:

@@ -5,13 +5,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
+import botocore.loaders
+import botocore.session
 import pytest
 
 from kvcascade.errors import TierUnavailable
 from kvcascade.testing import TierWrapper, buffer, bytes_for, holds
 from kvcascade.testing.conformance import NAMESPACE
+from kvcascade.testing.servers.http_faults import HttpFaults
 from kvcascade.testing.servers.s3 import S3Store, available_stores, running_store
 from kvcascade.tiers import OpenContext, Tier
 from kvcascade.tiers.s3 import S3Settings
@@ -47,12 +51,13 @@ class Place:
 
     def __init__(self, store: S3Store) -> None:
         self.store = store
+        self.endpoint = store.endpoint
         self.prefix = f"test-{secrets.token_hex(6)}"
         self._opened: list[Tier] = []
 
     def settings(self, **given: Any) -> S3Settings:
         defaults = {"bucket": BUCKET, "prefix": self.prefix, "create_bucket": True}
-        return S3Settings(**{**defaults, "endpoint_url": self.store.endpoint, **given})
+        return S3Settings(**{**defaults, "endpoint_url": self.endpoint, **given})
 
     def engine(self, epoch: str = "", namespace: Namespace = NAMESPACE, **settings: Any) -> S3Tier:
         tier = self.settings(**settings).open(OpenContext(namespace, CHUNK, epoch=epoch))
@@ -90,8 +95,8 @@ class Place:
 
 
 class Insisting(TierWrapper):
-    """Tries failed keys again, as a lane does: the stand-ins for a store answer 500 where two writers of one object
-    meet."""
+    """Tries failed keys again, as a lane does: the stand-ins for a store answer 500 where two writers of one
+    object meet."""
 
     def around(self, verb: str, keys: Sequence[Key], buffers: Sequence[Buffer], call: Callable[[], Any]) -> Any:
         answer = call()
@@ -130,6 +135,38 @@ def shared(request: pytest.FixtureRequest, stores: Stores, monkeypatch: pytest.M
 def one_shared(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A place on the first store that is here, for what does not depend on the store."""
     yield from _place(stores[available_stores()[0]], monkeypatch)
+
+
+class Faulty(NamedTuple):
+    """A place that engines reach through a server that misbehaves when it is told to."""
+
+    shared: Place
+    faults: HttpFaults
+
+
+@pytest.fixture
+def faulty(one_shared: Place) -> Iterator[Faulty]:
+    port = urlsplit(one_shared.store.endpoint).port
+    assert port is not None
+    with HttpFaults(port) as faults:
+        one_shared.endpoint = faults.endpoint
+        yield Faulty(one_shared, faults)
+        one_shared.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_are_read_once() -> Iterator[None]:
+    """botocore reads its models for each session, so for each tier: that would be most of the tests' time."""
+    loaders = {}
+
+    def shared_loader(path: str | None = None) -> Any:
+        if path not in loaders:
+            loaders[path] = botocore.loaders.create_loader(path)
+        return loaders[path]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", shared_loader)
+        yield
 
 
 def _place(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
