@@ -1,0 +1,24 @@
+"""Real vLLM engines for tests: a tiny model made on the spot, engines in processes of their own, and stacks.
+
+Needs an environment in which vLLM is installed.
+"""
+
+from .engine import Engine
+from .model import BLOCK, full_blocks, make_model, prompt, text_of
+from .nursery import Nursery
+from .stacks import WAYS, host, on_disk, shared, transfer_config
+
+__all__ = [
+    "BLOCK",
+    "WAYS",
+    "Engine",
+    "Nursery",
+    "full_blocks",
+    "host",
+    "make_model",
+    "on_disk",
+    "prompt",
+    "shared",
+    "text_of",
+    "transfer_config",
+]

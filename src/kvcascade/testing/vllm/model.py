@@ -1,0 +1,105 @@
+"""A tiny model, and prompts for it."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["BLOCK", "full_blocks", "make_model", "prompt", "text_of"]
+
+BLOCK = 32
+"""Tokens of a block: the smallest that vLLM's attention on a CPU takes."""
+
+_VOCABULARY = 1024
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    chosen = random.Random(seed)
+    return [chosen.randrange(3, _VOCABULARY) for _ in range(length)]
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    """The text that the model's tokenizer makes these tokens of."""
+    return " ".join(f"w{token}" for token in tokens)
+
+
+def full_blocks(tokens: int, block: int = BLOCK) -> int:
+    """Tokens of a prompt that can be loaded: whole blocks, and the last token is always computed."""
+    return (tokens - 1) // block * block
+
+
+def make_model(path: Path, seed: int, layers: int = 2, **config: Any) -> Path:
+    """Writes a Llama with seeded weights into the folder: large enough that greedy decoding has clear winners."""
+    import torch
+    from safetensors.torch import save_file
+
+    hidden, heads, kv_heads, inner = 128, 4, 2, 256
+    width = hidden // heads
+    described = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": width,
+        "vocab_size": _VOCABULARY,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "float32",
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (path / "config.json").write_text(json.dumps(described | config))
+    (path / "tokenizer.json").write_text(json.dumps(_tokenizer()))
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    seeded = torch.Generator().manual_seed(seed)
+
+    def weights(*shape: int, scale: float = 0.08) -> Any:
+        return torch.randn(*shape, generator=seeded) * scale
+
+    tensors = {
+        "model.embed_tokens.weight": weights(_VOCABULARY, hidden, scale=0.4),
+        "lm_head.weight": weights(_VOCABULARY, hidden, scale=0.4),
+        "model.norm.weight": torch.ones(hidden),
+    }
+    for layer in range(layers):
+        at = f"model.layers.{layer}."
+        tensors |= {
+            at + "self_attn.q_proj.weight": weights(hidden, hidden, scale=0.16),
+            at + "self_attn.k_proj.weight": weights(kv_heads * width, hidden, scale=0.16),
+            at + "self_attn.v_proj.weight": weights(kv_heads * width, hidden, scale=0.16),
+            at + "self_attn.o_proj.weight": weights(hidden, hidden, scale=0.16),
+            at + "mlp.gate_proj.weight": weights(inner, hidden),
+            at + "mlp.up_proj.weight": weights(inner, hidden),
+            at + "mlp.down_proj.weight": weights(hidden, inner),
+            at + "input_layernorm.weight": torch.ones(hidden),
+            at + "post_attention_layernorm.weight": torch.ones(hidden),
+        }
+    save_file(tensors, str(path / "model.safetensors"), metadata={"format": "pt"})
+    return path
+
+
+def _tokenizer() -> dict[str, Any]:
+    """A word is a token: w3, w4 ..."""
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{number}": number for number in range(3, _VOCABULARY)}
+    special = [
+        {
+            "id": number,
+            "content": word,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for word, number in list(words.items())[:3]
+    ]
+    return {
+        "version": "1.0",
+        "added_tokens": special,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }

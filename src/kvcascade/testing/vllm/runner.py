@@ -1,0 +1,199 @@
+"""One engine in a process of its own, which does what lines of JSON over a socket tell it."""
+
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from functools import partial
+from typing import Any
+
+os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+HANG = 60.0
+
+
+class Runner:
+    """What an engine can be told to do. Steps, our manager and its pool are reached only where the engine's core
+    runs in this process."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        _install(settings.pop("fault", None))
+        self.llm = LLM(
+            skip_tokenizer_init=True,
+            block_size=32,
+            enforce_eager=True,
+            dtype="float32",
+            disable_log_stats=False,
+            **settings,
+        )
+        self.engine = self.llm.llm_engine
+        self._asked = 0
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        tokens: int,
+        salt: str | None = None,
+        abort: list[int] | None = None,
+        after: int = 0,
+        **sampling: Any,
+    ) -> list[Any]:
+        """All prompts at once: for each the outputs' token ids, their log-probabilities, and how many tokens of
+        the prompt were not computed. Those whose places `abort` names are aborted after so many steps, and have no
+        answer."""
+        names = [f"{self._asked}-{place}" for place in range(len(prompts))]
+        self._asked += 1
+        for name, prompt in zip(names, prompts, strict=True):
+            given = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
+            self.engine.add_request(name, given, _sampling(tokens, **sampling))
+        gone = {names[place] for place in abort or ()}
+        found: dict[str, Any] = {}
+        steps = 0
+        while self.engine.has_unfinished_requests():
+            if steps == after and gone:
+                self.engine.abort_request(list(gone))
+            outputs = self.engine.step()
+            found |= {output.request_id: output for output in outputs if output.finished}
+            steps += 1
+            time.sleep(0 if outputs else 0.001)  # as vLLM's core does in a process of its own
+        self.settle()
+        return [None if name in gone else _answer(found[name]) for name in names]
+
+    def settle(self) -> None:
+        """Steps the engine until nothing is on its way any more."""
+        core = getattr(self.engine.engine_core, "engine_core", None)
+        if core is None:  # in another process, which steps itself
+            time.sleep(1.0)
+            return
+        end = time.monotonic() + HANG
+        while core.scheduler.has_requests():
+            if time.monotonic() > end:
+                raise TimeoutError("the engine does not come to rest")
+            self.engine.step()
+            time.sleep(0.001)
+
+    def reset(self, connector: bool = False) -> bool:
+        """Clears the GPU's prefix cache, and the connector's, too."""
+        return bool(self.engine.reset_prefix_cache(reset_connector=connector))
+
+    def metrics(self) -> dict[str, float]:
+        """Our numbers by name and tier, and vLLM's of what was loaded and stored."""
+        found = {}
+        for metric in self.llm.get_metrics():
+            value = getattr(metric, "value", None)
+            if value is not None and ("kvcascade" in metric.name or "kv_offload" in metric.name):
+                tier = metric.labels.get("tier")
+                found[metric.name.removeprefix("vllm:") + (f".{tier}" if tier else "")] = value
+        return found
+
+    def poison(self) -> None:
+        """Turns over every byte of the host pool's chunks."""
+        pool = self._manager()._stack.pool
+        for slot in range(pool.slots):
+            row = pool.slot(slot)
+            row[:] = bytes(255 - byte for byte in row)
+
+    def at_rest(self) -> dict[str, int]:
+        """What must be nothing when nothing runs."""
+        manager = self._manager()
+        stack = manager._stack
+        stats = stack.get_stats()
+        return {
+            "pinned": stats.pinned_slots,
+            "leaked": stack.capacity - stats.free_slots - stats.tiers[0].chunks,
+            "requests": stack.requests_known + len(manager._requests),
+            "copies": len(manager._ledger._open) + len(manager._ledger._void),
+        }
+
+    def _manager(self) -> Any:
+        return self.engine.engine_core.engine_core.scheduler.connector.connector_scheduler.manager
+
+
+def _sampling(tokens: int, params: dict[str, Any] | None = None, **more: Any) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    if params:
+        more["extra_args"] = {"kv_transfer_params": params}
+    return SamplingParams(
+        max_tokens=tokens,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        **{"temperature": 0.0, "logprobs": 1} | more,
+    )
+
+
+def _answer(output: Any) -> dict[str, Any]:
+    return {
+        "tokens": [list(one.token_ids) for one in output.outputs],
+        "logprobs": [
+            [step[token].logprob for step, token in zip(one.logprobs, one.token_ids, strict=True)]
+            for one in output.outputs
+            if one.logprobs
+        ],
+        "cached": output.num_cached_tokens,
+    }
+
+
+def _install(fault: dict[str, Any] | None) -> None:
+    """Puts a tier of `kvcascade.testing`, or one of these here, in front of a tier of the stack."""
+    if fault is None:
+        return
+    from kvcascade import stack
+    from kvcascade.connector.vllm import spec
+    from kvcascade.testing import FaultTier, TierWrapper
+
+    class Poison(TierWrapper):
+        """Writes other bytes than it is given: of the same length, and under a right checksum."""
+
+        def write(self, keys: Any, buffers: Any, victims: Any = ()) -> Any:
+            turned = [memoryview(bytearray(255 - byte for byte in buffer)) for buffer in buffers]
+            return self.inner.write(keys, turned, victims)
+
+    def wrap(name: str, tier: Any) -> Any:
+        if name != fault["tier"]:
+            return tier
+        if fault["kind"] == "poison":
+            return Poison(tier)
+        return FaultTier(tier, **fault["settings"])
+
+    vars(spec)["build"] = partial(stack.build, wrap=wrap)
+
+
+def import_engine() -> None:
+    """All that takes time before there is an engine."""
+    import vllm.model_executor.models.llama
+    import vllm.v1.engine.core
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm import LLM  # noqa: F401
+
+
+def run(settings: dict[str, Any], channel: socket.socket) -> int:
+    """Starts an engine and does what it is told until the other side closes the channel; returns the exit code."""
+    lines = channel.makefile("rw")
+
+    def answer(**what: Any) -> None:
+        print(json.dumps(what), file=lines, flush=True)
+
+    try:
+        runner = Runner(settings)
+        answer(ready=True)
+        for line in lines:
+            call = json.loads(line)
+            answer(value=getattr(runner, call.pop("do"))(**call))
+    except Exception as error:  # the process's top: the test wants to know, and the log has the rest
+        traceback.print_exc()
+        answer(error=f"{type(error).__name__}: {error}")
+        return 1
+    runner.engine.engine_core.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(json.loads(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))))
