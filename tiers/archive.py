@@ -122,8 +122,9 @@ class ArchiveReader:
         OSError: the file can't be read.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, name: str = "the archive") -> None:
         self._file = file
+        self._name = name
 
     def __iter__(self) -> Iterator[tuple[Section, ArchivedChunk | Damage]]:
         self._check_head()
@@ -131,31 +132,32 @@ class ArchiveReader:
         while True:
             kind, nbytes = self._record()
             if kind == b"DONE":
+                self._json(nbytes)
                 return
             if kind == b"SPCE":
                 section = _section(self._json(nbytes))
             elif kind == b"CHNK" and section is not None:
                 yield section, self._chunk(nbytes, section)
             else:
-                raise TierRefused("the archive is damaged, and what follows can't be read")
+                raise TierRefused(f"{self._name} is damaged, and what follows can't be read")
 
     def _check_head(self) -> None:
         if self._file.read(len(MAGIC)) != MAGIC:
-            raise ConfigError("this is no archive of KVCascade")
+            raise ConfigError(f"{self._name} is no archive of KVCascade")
         kind, nbytes = self._record()
         head = self._json(nbytes)
         if kind != b"HEAD" or not isinstance(head.get("format"), int):
-            raise TierRefused("the archive is damaged at its beginning")
+            raise TierRefused(f"{self._name} is damaged at its beginning")
         if head["format"] > FORMAT:
             raise ConfigError(
-                f"the archive is in format {head['format']}, of a newer version; this one knows {FORMAT}"
+                f"{self._name} is in format {head['format']}, of a newer version; this one knows {FORMAT}"
             )
 
     def _record(self) -> tuple[bytes, int]:
         raw = self._read(_RECORD.size + _CHECKSUM.size)
         record = raw[: _RECORD.size]
         if _CHECKSUM.unpack_from(raw, _RECORD.size)[0] != xxhash.xxh3_64_intdigest(record):
-            raise TierRefused("the archive is damaged, and what follows can't be read")
+            raise TierRefused(f"{self._name} is damaged, and what follows can't be read")
         kind, nbytes = _RECORD.unpack(record)
         return kind, nbytes
 
@@ -163,7 +165,7 @@ class ArchiveReader:
         raw = self._read(nbytes)
         body = raw[: -_CHECKSUM.size]
         if nbytes < _CHECKSUM.size or raw[len(body) :] != _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body)):
-            raise TierRefused("the archive is damaged, and what follows belongs to nothing")
+            raise TierRefused(f"{self._name} is damaged, and what follows can't be read")
         content = json.loads(bytes(body))
         return content if isinstance(content, dict) else {}
 
@@ -185,7 +187,7 @@ class ArchiveReader:
         while left:
             piece = self._file.read(min(left, PIECE))
             if not piece:
-                raise TierRefused("the archive is cut off")
+                raise TierRefused(f"{self._name} is cut off")
             left -= len(piece)
             read += piece
         return memoryview(read)

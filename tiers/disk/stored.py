@@ -208,17 +208,19 @@ class DiskStored(StoredNamespace):
             raise ConfigError(
                 f"path: {self._folder.path} has room for a quarantine only with on_corrupt: quarantine"
             )
+        left = iter(chunks)
+        batch = list(islice(left, BATCH))
+        epoch = self._epoch()
+        if not batch or epoch is None:
+            return Removed()
+        removed = Removed()
         with mapped(self._folder.path), self._locked() as engine, self._index_for_writing() as index:
-            epoch = self._epoch()
-            if epoch is None:
-                return Removed()
-            removed = Removed()
-            left = iter(chunks)
-            while batch := list(islice(left, BATCH)):
+            while batch:
                 removed = removed.plus(self._remove(batch, epoch, index, quarantine))
+                batch = list(islice(left, BATCH))
             if removed.chunks:
                 self._give_back(epoch, engine)
-            return removed
+        return removed
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[EngineFolder]:

@@ -81,8 +81,8 @@ def _export(
     for selected in found:
         archive.begin(_section(selected))
         for batch in read(selected.recent_first(), answers):
-            go_on()
             for chosen, reading in batch:
+                go_on()
                 entry = chosen.chunk.entry
                 if reading.outcome.ok:
                     archive.add(entry.key, reading.payload, entry.written, reading.sequence)

@@ -61,7 +61,7 @@ def import_(
     settings = load_stack(stack)
     tier = _target(settings, name)
     tenant = None if all_namespaces else settings.namespace
-    importing = _Import(tier, settings.weights_version, tenant, engine)
+    importing = _Import(file, tier, settings.weights_version, tenant, engine)
     try:
         with _open(file) as source, interruptible() as go_on, progress_bar("importing", progress) as advance:
             importing.run(source, go_on, advance)
@@ -102,7 +102,8 @@ def _open(file: str) -> Iterator[BinaryIO]:
 class _Import:
     """Section by section, each into the tier opened for its namespace."""
 
-    def __init__(self, tier: "TierSettings", weights: str, tenant: str | None, engine: str) -> None:
+    def __init__(self, file: str, tier: "TierSettings", weights: str, tenant: str | None, engine: str) -> None:
+        self._file = "the standard input" if file == PIPE else file
         self._tier = tier
         self._weights = weights
         self._tenant = tenant
@@ -124,7 +125,7 @@ class _Import:
     def run(self, source: BinaryIO, go_on: Callable[[], None], advance: Callable[[int, int], None]) -> None:
         from kvcascade.tiers.archive import ArchiveReader
 
-        for section, things in groupby(self._until_cut(ArchiveReader(source)), key=itemgetter(0)):
+        for section, things in groupby(self._until_cut(ArchiveReader(source, self._file)), key=itemgetter(0)):
             if why := self._refused(section):
                 self._left_out.append(f"{section.chunks:,} chunks of {section.namespace} were left out: {why}")
                 continue
@@ -163,7 +164,7 @@ class _Import:
         for text in self._left_out:
             click.echo(text, err=True)
         for what, count in self._damage.items():
-            click.echo(f"{count:,} chunks of the archive are damaged ({what}) and were left out", err=True)
+            click.echo(f"{count:,} chunks in {self._file} are damaged ({what}) and were left out", err=True)
         if self._cut is not None:
             stored = sum(taken.stored for _, taken in self._taken)
             click.echo(f"{self._cut}; {stored:,} chunks from before that were stored", err=True)
