@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Condition, Thread
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvcascade.errors import ClosedError, TierError, TierRefused, TierUnavailable
 from kvcascade.tiers import Tier
@@ -21,8 +21,20 @@ logger = logging.getLogger("kvcascade.lane")
 
 _IDLE_WAIT = 0.5
 _MAINTAIN_EVERY = 2.0
-_MAINTAIN_BUDGET = 0.05
-_MAINTAIN_BUDGET_BESIDE = 0.25  # where other threads of the lane go on meanwhile
+
+
+class _Housekeeping(NamedTuple):
+    """How much of a thread's time goes to the tier's housekeeping."""
+
+    budget: float
+    """Seconds at a time."""
+    rest: float
+    """Where that was not enough: the time until it goes on, in times that it took."""
+
+
+_MAINTAIN_ALONE = _Housekeeping(budget=0.05, rest=3.0)
+_MAINTAIN_BESIDE = _Housekeeping(budget=0.25, rest=1.0)
+"""Where other threads of the lane go on meanwhile."""
 
 
 class Lane(Protocol):
@@ -93,7 +105,7 @@ class ThreadLane:
         self._changes: deque[Changes] = deque()
         self._running = 0
         self._lost = 0
-        self._maintained = time.monotonic()
+        self._maintain_at = time.monotonic() + _MAINTAIN_EVERY
         self._maintaining = False
         self._closing = False
         self._threads = [
@@ -208,7 +220,7 @@ class ThreadLane:
             with self._lock:
                 task = self._next()
                 while task is None and not self._closing and not self._maintenance_due():
-                    self._lock.wait(_IDLE_WAIT)
+                    self._lock.wait(self._idle_wait())
                     task = self._next()
                 if task is None and self._closing:
                     return
@@ -218,13 +230,12 @@ class ThreadLane:
                 self._running += task is not None
             if task is not None:
                 task()
-            if maintain:
-                self._maintain()
+            pause = self._maintain() if maintain else 0.0
             with self._lock:
                 self._running -= task is not None
                 if maintain:
                     self._maintaining = False
-                    self._maintained = time.monotonic()
+                    self._maintain_at = time.monotonic() + pause
                 self._lock.notify_all()
 
     def _next(self) -> Callable[[], None] | None:
@@ -251,7 +262,12 @@ class ThreadLane:
         return lambda: self._run(job)
 
     def _maintenance_due(self) -> bool:
-        return not self._maintaining and time.monotonic() - self._maintained > _MAINTAIN_EVERY
+        return not self._maintaining and time.monotonic() > self._maintain_at
+
+    def _idle_wait(self) -> float:
+        if self._maintaining:
+            return _IDLE_WAIT
+        return min(_IDLE_WAIT, max(0.0, self._maintain_at - time.monotonic()))
 
     def _run(self, job: Job) -> None:
         begin = time.monotonic()
@@ -293,14 +309,20 @@ class ThreadLane:
         with self._lock:
             return not self._lock.wait_for(lambda: self._closing, pause)
 
-    def _maintain(self) -> None:
+    def _maintain(self) -> float:
+        """Does the tier's housekeeping. Returns the seconds until it is due again: soon where it took all the time
+        that it was given, for then there is more to do."""
+        terms = _MAINTAIN_ALONE if len(self._threads) == 1 else _MAINTAIN_BESIDE
+        began = time.monotonic()
         try:
-            changes = self._tier.maintain(_MAINTAIN_BUDGET if len(self._threads) == 1 else _MAINTAIN_BUDGET_BESIDE)
+            changes = self._tier.maintain(terms.budget)
         except Exception as error:  # housekeeping is tried again; the jobs tell whether the tier works
             logger.debug("housekeeping of tier %r failed: %s", self._name, error)
-            return
+            return _MAINTAIN_EVERY
         if changes.appeared or changes.vanished:
             self._changes.append(changes)
+        took = time.monotonic() - began
+        return _MAINTAIN_EVERY if took < terms.budget else min(_MAINTAIN_EVERY, took * terms.rest)
 
 
 def _resolve(action: Callable[[], None], done: "Future[None]") -> None:

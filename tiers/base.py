@@ -81,8 +81,8 @@ class Tier(ABC):
         says so. A tier that can keeps it beside the recency, for `entries` after a restart. No I/O."""
 
     def maintain(self, budget: float) -> Changes:
-        """Housekeeping for at most about `budget` seconds, called by the lane when it is idle and every few
-        seconds: persists recency, syncs, sweeps. Returns what changed by that.
+        """Housekeeping for at most about `budget` seconds: persists recency, syncs, sweeps. Called every few
+        seconds, however busy the lane is, and again soon where it took all of its time. Returns what changed.
 
         Raises:
             TierError: the medium failed; it is called again later.

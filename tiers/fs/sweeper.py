@@ -22,7 +22,7 @@ PAUSES = (1.0, 30.0)
 one, half of its free room is used."""
 REST = 4.0
 """The pause is so many times as long as the sweep took, at least: a large directory is not looked at all the
-time."""
+time. Where it would outgrow its capacity meanwhile, only the above holds."""
 CANDIDATES = 16_384
 """Chunks that one sweep evicts at most, so that its memory is bounded. Where that was not enough the next sweep
 follows at once."""
@@ -139,15 +139,18 @@ class Sweeper:
         """Says when the next sweep is due; at once where this one did not come to its end."""
         now = self._clock()
         least, most = PAUSES
-        pause = least
+        pause, rest = least, REST * self._busy
         if self._limits.capacity is None:
             pause = most
-        elif self._last is not None:
+        elif self._last is None:
+            rest = rest if not freed else least
+        else:
             grown = (self._total - self._last[1]) / max(began - self._last[0], 1e-3)
             room = self._limits.capacity - (self._total - freed)
             pause = min(max(room / 2 / grown, least), most) if grown > 0 else most
+            rest = rest if grown * rest < room else least
         self._last = now, self._total - freed
-        self._next = now + (max(pause, REST * self._busy) if complete else 0.0)
+        self._next = now + (max(pause, rest) if complete else 0.0)
 
     def _excess(self) -> int:
         """Bytes to be freed."""
