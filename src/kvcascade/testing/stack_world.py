@@ -208,7 +208,7 @@ class StackWorld(StackModel):
         if residency.capacity and residency.bytes + CHUNK <= residency.capacity:
             self._keepers[level.place].find(key, memoryview(bytes_for(key, CHUNK, self.epoch)))
             self._manual[level.place].maintain()
-            self._born[level.name, key] = self.manager._now
+            self._born[level.name, key] = self.clock()
             self.step()
 
     def store_elsewhere(self, lane: int, key: Key, weights: str) -> None:
