@@ -13,7 +13,7 @@ import botocore.session
 import pytest
 
 from kvcascade.errors import TierUnavailable
-from kvcascade.testing import TierWrapper, buffer, bytes_for, holds
+from kvcascade.testing import TierWrapper, buffer, bytes_for, holds, key_for
 from kvcascade.testing.conformance import NAMESPACE
 from kvcascade.testing.servers.http_faults import HttpFaults
 from kvcascade.testing.servers.s3 import S3Store, available_stores, running_store
@@ -79,6 +79,10 @@ class Place:
     def close(self) -> None:
         for tier in self._opened:
             tier.close()
+
+    @staticmethod
+    def keys(*numbers: int) -> list[Key]:
+        return [key_for(number) for number in numbers]
 
     @staticmethod
     def store_chunks(tier: Tier, keys: Sequence[Key], nbytes: int = CHUNK, epoch: str = "") -> list[Outcome]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .base import HOST, ServerProcess, free_port
+from .tls import Certificates
 
 __all__ = ["ENDPOINT_VARIABLE", "S3Store", "available_stores", "minio", "moto", "rclone", "running_store"]
 
@@ -30,8 +31,9 @@ class S3Store(NamedTuple):
     """None for one that was running before."""
 
 
-def rclone(folder: Path) -> S3Store:
-    """`rclone serve s3`, with objects in memory. It checks signatures; conditional writes it ignores."""
+def rclone(folder: Path, certificates: Certificates | None = None) -> S3Store:
+    """`rclone serve s3`, with objects in memory; with TLS where there are certificates. It checks signatures;
+    conditional writes it ignores."""
     port = free_port()
     path = Path(sys.executable).with_name("rclone")
     command = [
@@ -39,7 +41,10 @@ def rclone(folder: Path) -> S3Store:
         *("serve", "s3", "--addr", f"{HOST}:{port}", "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"),
         *("--config", os.devnull, "--cache-dir", str(folder / "cache"), ":memory:"),
     ]
-    return _store("rclone", port, command, folder)
+    if certificates is None:
+        return _store("rclone", port, command, folder)
+    command += ["--cert", str(certificates.cert_file), "--key", str(certificates.key_file)]
+    return _store("rclone", port, command, folder)._replace(endpoint=f"https://{HOST}:{port}")
 
 
 def moto(folder: Path) -> S3Store:
