@@ -16,7 +16,10 @@ from kvcascade.errors import TierError, TierRefused, TierUnavailable
 from .settings import Location, RedisSettings
 from .wire import Wire
 
-__all__ = ["Dialler", "in_words"]
+__all__ = ["DRIVER_ERRORS", "Dialler", "in_words"]
+
+DRIVER_ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
+"""What redis-py raises for what servers and networks do."""
 
 
 class Dialler:
@@ -74,8 +77,8 @@ class Dialler:
         connection = self._connection(where)
         try:
             connection.connect()
-        except (redis.RedisError, OSError) as error:
-            with suppress(redis.RedisError, OSError):
+        except DRIVER_ERRORS as error:
+            with suppress(*DRIVER_ERRORS):
                 connection.disconnect()
             raise in_words(error, where, self._settings.deadline) from error
         wire = Wire(connection, where)

@@ -11,7 +11,7 @@ import redis
 
 from kvcascade.errors import TierError, TierRefused, TierUnavailable
 
-from .dialling import Dialler, in_words
+from .dialling import DRIVER_ERRORS, Dialler, in_words
 from .settings import Location, RedisSettings
 from .wire import Wire
 
@@ -180,7 +180,7 @@ class Sentinels:
         except redis.sentinel.MasterNotFoundError as error:
             text = f"no Sentinel of {self._names} knows a primary of {self._service!r} that is up"
             raise TierUnavailable(f"{text}: {error}") from error
-        except (redis.RedisError, OSError) as error:
+        except DRIVER_ERRORS as error:
             raise in_words(error, f"Sentinels {self._names}", self._deadline) from error
 
 
@@ -227,21 +227,30 @@ class Cluster:
 
     def _current(self) -> Any:
         """redis-py's map of slots."""
-        from redis.cluster import ClusterNode, NodesManager
-
         if self._slots is not None and not self._mistrusted:
             return self._slots
         with self._lock:
             try:
                 if self._slots is None:
-                    nodes = [ClusterNode(where.host, where.port) for where in self._locations]
-                    self._slots = NodesManager(startup_nodes=nodes, **self._options)
+                    self._slots = self._first()
                 elif self._mistrusted:
                     self._slots.initialize()
                 self._mistrusted = False
-            except (redis.RedisError, OSError) as error:
+            except DRIVER_ERRORS as error:
                 raise self._unknown(error) from error
             return self._slots
+
+    def _first(self) -> Any:
+        from redis.cluster import ClusterNode, NodesManager
+
+        nodes = [ClusterNode(where.host, where.port) for where in self._locations]
+        try:
+            return NodesManager(startup_nodes=nodes, **self._options)
+        except DRIVER_ERRORS:
+            for node in nodes:
+                if node.redis_connection is not None:
+                    node.redis_connection.close()
+            raise
 
     def _unknown(self, error: Exception) -> TierError:
         mapped = in_words(error, f"cluster {self._names}", self._deadline)
@@ -275,7 +284,7 @@ class Links:
             pools = list(self._pools.values())
         for pool in pools:
             pool.close()
-        with suppress(redis.RedisError, OSError):
+        with suppress(*DRIVER_ERRORS):
             self.route.close()
 
 

@@ -58,8 +58,8 @@ def error_of(refusal: Refusal, where: Location) -> TierError:
         return TierUnavailable(f"{where}: {words} ({said})")
     if refusal.text.startswith("unknown command"):
         return TierRefused(f"{where}: it has no such command, or hides it ({said})")
-    if refusal.code in ("MOVED", "ASK"):
-        return TierUnavailable(f"{where}: a node of a Redis Cluster ({said}); see the tier's mode")
+    if refusal.code == "MOVED":
+        return TierRefused(f"{where}: a node of a Redis Cluster ({said}); see the tier's mode")
     return TierUnavailable(f"{where}: {said}")
 
 

@@ -66,7 +66,7 @@ def _read_url(url: str) -> _Url:
         raise ValueError(f"expected the number of a database, not {db!r}")
     username, password = (unquote(part) if part else None for part in (parts.username, parts.password))
     if parts.scheme == "unix":
-        if not parts.path.startswith("/"):
+        if parts.hostname or not parts.path.startswith("/"):
             raise ValueError("expected the socket's absolute path: unix:///run/redis.sock")
         location = Location(path=unquote(parts.path))
     else:

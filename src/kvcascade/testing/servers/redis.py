@@ -142,14 +142,12 @@ class Sentinels:
         wait_until(self._is_whole, "the replica is connected")
 
     def _is_whole(self) -> bool:
-        known = self.sentinel.ask("SENTINEL REPLICAS", self.service)
-        up = [replica for replica in known if not {"s_down", "disconnected"} & set(_flags(replica))]
-        return len(up) == len(self.primary.ask("ROLE")[2]) == 1
+        known = [dict(zip(facts[::2], facts[1::2], strict=True)) for facts in self._replicas()]
+        return len(self.primary.ask("ROLE")[2]) == 1 and [facts[b"flags"] for facts in known] == [b"slave"]
 
-
-def _flags(replica: Any) -> list[str]:
-    flags = replica["flags"]
-    return [str(flag) for flag in (flags.split(",") if isinstance(flags, str) else flags)]
+    def _replicas(self) -> list[list[bytes]]:
+        found: list[list[bytes]] = self.sentinel.ask("SENTINEL", "REPLICAS", self.service)
+        return found
 
 
 @contextmanager
