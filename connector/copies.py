@@ -3,11 +3,9 @@
 Neither torch nor numpy is imported before a copier is made.
 """
 
-import ctypes
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvcascade.errors import ConfigError
@@ -18,7 +16,7 @@ from .transfers import Direction
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Copier", "CudaCopier", "HostCopier", "Piece", "Slots", "Ticket", "copier_for", "rows"]
+__all__ = ["Copier", "HostCopier", "Piece", "Slots", "Ticket", "copier_for", "rows"]
 
 _log = logging.getLogger(__name__)
 
@@ -107,6 +105,8 @@ def copier_for(tensors: Sequence["torch.Tensor"], pool: Slots) -> Copier:
     if kind == "cpu":
         return HostCopier(tensors, pool)
     if kind == "cuda":
+        from .cuda import CudaCopier
+
         return CudaCopier(tensors, pool)
     raise ConfigError(f"KV tensors on a {kind!r} device; 'cpu' and 'cuda' are served")
 
@@ -170,111 +170,3 @@ class _HostTicket:
         if self._future.cancelled() or self._future.exception() is not None:
             return set(range(self._chunks))
         return self._future.result()
-
-
-class CudaCopier:
-    """Copies between a CUDA device and pinned host memory, on a stream for each direction.
-
-    Stores wait on the device for the fence, an event of the engine's stream: the kernels that write the blocks run
-    first. So do loads: what was still to write their blocks has written. The pool's memory is registered with the
-    driver; where it refuses, copies are right and slower, and a line in the log says so.
-    """
-
-    def __init__(self, tensors: Sequence["torch.Tensor"], pool: Slots) -> None:
-        import torch
-
-        self._cuda: Any = torch.cuda
-        self._view = torch.frombuffer
-        self._bytes = torch.uint8
-        self._rows = tensors
-        self._device = tensors[0].device
-        self._pool = pool
-        self._slots: dict[int, torch.Tensor] = {}
-        self._streams = {direction: self._cuda.Stream(self._device) for direction in Direction}
-        self._pinned = self._pin()
-
-    def fence(self) -> "torch.cuda.Event":
-        event: torch.cuda.Event = self._cuda.Event()
-        event.record(self._cuda.current_stream(self._device))
-        return event
-
-    def start(
-        self, chunks: Sequence[Sequence[Piece]], direction: Direction, after: "torch.cuda.Event"
-    ) -> "_CudaTicket":
-        stream = self._streams[direction]
-        failed = set()
-        with self._cuda.stream(stream):
-            stream.wait_event(after)
-            for place, pieces in enumerate(chunks):
-                try:
-                    for piece in pieces:
-                        self._copy(piece, direction)
-                except RuntimeError as error:
-                    _log.warning("%s of a chunk failed: %s", direction.value, error)
-                    failed.add(place)
-            end = self._cuda.Event()
-            end.record(stream)
-        return _CudaTicket(end, len(chunks), failed)
-
-    def close(self) -> None:
-        for stream in self._streams.values():
-            stream.synchronize()
-        self._streams.clear()
-        if self._pinned is not None:
-            self._cuda.cudart().cudaHostUnregister(self._pinned)
-            self._pinned = None
-        self._slots.clear()
-
-    def _copy(self, piece: Piece, direction: Direction) -> None:
-        blocks = self._rows[piece.tensor][piece.block : piece.block + piece.number]
-        host = self._slot(piece.slot)[piece.start : piece.start + blocks.numel()].view(blocks.shape)
-        source, target = (blocks, host) if direction is Direction.STORE else (host, blocks)
-        target.copy_(source, non_blocking=True)
-
-    def _slot(self, index: int) -> "torch.Tensor":
-        if index not in self._slots:
-            self._slots[index] = self._view(self._pool.slot(index), dtype=self._bytes)
-        return self._slots[index]
-
-    def _pin(self) -> int | None:
-        """Registers the pool's memory; returns its address."""
-        first, last = self._pool.slot(0), self._pool.slot(self._pool.slots - 1)
-        address = _address(first)
-        nbytes = _address(last) + len(last) - address
-        with self._cuda.device(self._device), suppress(RuntimeError):
-            error = self._cuda.cudart().cudaHostRegister(address, nbytes, 0)
-            if int(error) == 0:
-                return address
-        _log.warning("the driver does not pin the host pool's %d bytes: copies will be slower", nbytes)
-        return None
-
-
-class _CudaTicket:
-    def __init__(self, end: Any, chunks: int, failed: set[int]) -> None:
-        self._end = end
-        self._chunks = chunks
-        self._failed = failed
-
-    def done(self) -> bool:
-        try:
-            return bool(self._end.query())
-        except RuntimeError as error:
-            return self._lost(error)
-
-    def wait(self) -> None:
-        try:
-            self._end.synchronize()
-        except RuntimeError as error:
-            self._lost(error)
-
-    def failed(self) -> set[int]:
-        return self._failed
-
-    def _lost(self, error: RuntimeError) -> bool:
-        _log.warning("copies with the device failed: %s", error)
-        self._failed = set(range(self._chunks))
-        return True
-
-
-def _address(view: Buffer) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))

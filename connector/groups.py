@@ -1,10 +1,11 @@
 """KV cache groups: layers that share one block table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcascade.errors import ConfigError
 
-__all__ = ["GroupSpec"]
+__all__ = ["GroupSpec", "check_groups"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +36,22 @@ class GroupSpec:
     @property
     def tokens_per_chunk(self) -> int:
         return self.tokens_per_block * self.blocks_per_chunk
+
+
+def check_groups(groups: Sequence[GroupSpec], tokens_per_hash: int | None = None) -> int:
+    """Tokens of a hash: as given, else those of the smallest block.
+
+    Raises:
+        ConfigError: groups that can't be together, or whose chunks do not end where hashes do.
+    """
+    indexes = [group.index for group in groups]
+    if not groups or len(set(indexes)) < len(indexes):
+        raise ConfigError(f"groups: indexes {indexes}; at least one group, each with an index of its own")
+    size = min(group.tokens_per_block for group in groups) if tokens_per_hash is None else tokens_per_hash
+    for group in groups:
+        if size < 1 or group.tokens_per_chunk % size:
+            raise ConfigError(
+                f"tokens_per_hash: {size}; the {group.tokens_per_chunk} tokens of a chunk of group "
+                f"{group.index} must be a multiple of it"
+            )
+    return size

@@ -10,13 +10,14 @@ from kvcascade.types import RequestContext
 
 from .coverage import hit_unit
 from .fences import Fences
-from .groups import GroupSpec
+from .groups import GroupSpec, check_groups
 from .jobs import Job, JobTable
 from .lookup import Lookup
 from .plans import StorePlan, plan_load, plan_store
 from .protocols import Blocks, Manager, Request, StepOutput
 from .requests import RequestState
 from .stats import AdapterStats
+from .steps import check_step, follow_blocks
 from .transfers import ConnectorMetadata, Direction, EndedLoad, Transfer, WorkerReport
 
 __all__ = ["SchedulerAdapter"]
@@ -59,13 +60,11 @@ class SchedulerAdapter:
         Raises:
             ConfigError: groups or numbers that can't be.
         """
-        _check_groups(groups)
-        self._manager = manager
-        self._groups = tuple(groups)
-        self._tokens_per_hash = tokens_per_hash or min(group.tokens_per_block for group in groups)
-        _check_hashes(self._tokens_per_hash, groups)
         if workers < 1:
             raise ConfigError(f"workers: {workers}; at least 1")
+        self._manager = manager
+        self._groups = tuple(groups)
+        self._tokens_per_hash = check_groups(groups, tokens_per_hash)
         self._prompt_only = prompt_only
         self._share_loads = share_loads
         self._context = context or _context
@@ -173,9 +172,9 @@ class SchedulerAdapter:
 
         The last chunks of requests that have finished are offered here, before anybody can write their blocks.
         """
-        self._check_step(step)
+        check_step(step, self._groups, self._running, self._finalised, self._jobs)
         self._planning = True
-        self._follow_blocks(step)
+        follow_blocks(step, self._running, self._finishing, self._fences)
         stores = [self._store(state, 0) for state in self._finished_in(step)]
         stores += [self._store(self._running[name], count) for name, count in step.num_scheduled_tokens.items()]
         for state in self._finished_in(step):
@@ -274,83 +273,6 @@ class SchedulerAdapter:
     def _inside_block(self, tokens: int) -> bool:
         return any(tokens % group.tokens_per_block for group in self._groups)
 
-    def _check_step(self, step: StepOutput) -> None:
-        """Of a step that breaks the protocol nothing is taken over."""
-        given = _given_blocks(step)
-        for name in step.finished_req_ids or ():
-            if name in self._running and name not in self._finalised:
-                raise ProtocolError(
-                    f"build_connector_meta: {name!r} is listed as finished; request_finished must come before"
-                )
-        for name in (*given, *step.num_scheduled_tokens):
-            state = self._state(name, "build_connector_meta")
-            if self._jobs.load_of(state):
-                raise ProtocolError(f"build_connector_meta: {name!r} is scheduled, but its load has not ended")
-        for name, blocks in given.items():
-            if blocks is not None:
-                _check_blocks(self._groups, blocks, name)
-        preempted = step.preempted_req_ids or ()
-        for name in step.num_scheduled_tokens:
-            if name not in given and (name in preempted or not self._running[name].has_blocks):
-                raise ProtocolError(
-                    f"build_connector_meta: {name!r} is scheduled and has no blocks; it was expected in "
-                    f"scheduled_new_reqs or scheduled_cached_reqs"
-                )
-
-    def _follow_blocks(self, step: StepOutput) -> None:
-        """Takes over which blocks belong to whom."""
-        for name in step.preempted_req_ids or ():
-            preempted = self._running.get(name) or self._finishing.get(name)
-            if preempted:
-                preempted.drop_blocks()
-        grown = {}
-        for new in step.scheduled_new_reqs:
-            grown[new.req_id] = self._replace_blocks(new.req_id, new.block_ids, new.num_computed_tokens)
-        cached = step.scheduled_cached_reqs
-        for name, blocks, computed in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
-            if blocks is None:
-                continue
-            if name in cached.resumed_req_ids:
-                grown[name] = self._replace_blocks(name, blocks, computed)
-            else:
-                grown[name] = self._add_blocks(name, blocks)
-        self._fences.hand_out(copied.dst_block_id for copied in getattr(step, "kv_cache_block_copies", None) or ())
-        self._disown(grown)
-
-    def _replace_blocks(self, name: str, blocks: Sequence[Sequence[int]], computed: int) -> list[int]:
-        """All blocks of a request. Those of its `computed` tokens hold them already; the others will be
-        written."""
-        state = self._running[name]
-        state.drop_blocks()
-        for group in state.groups:
-            group.blocks += blocks[group.spec.index]
-            self._fences.hand_out(group.blocks[computed // group.spec.tokens_per_block :])
-        return [0 for _ in state.groups]
-
-    def _add_blocks(self, name: str, blocks: Sequence[Sequence[int]]) -> list[int]:
-        """More blocks of a request. Returns how many it had, for each group."""
-        state = self._running[name]
-        had = [len(group.blocks) for group in state.groups]
-        for group in state.groups:
-            new = blocks[group.spec.index]
-            group.blocks += new
-            self._fences.hand_out(new)
-        return had
-
-    def _disown(self, grown: dict[str, list[int]]) -> None:
-        """Blocks that a sliding window has released and somebody has been given in this step hold nothing of their
-        former request any more."""
-        if not self._fences.allocated:
-            return
-        for name, state in self._running.items():
-            for number, group in enumerate(state.groups):
-                if group.spec.window is not None:
-                    group.disown(
-                        self._fences.allocated, grown[name][number] if name in grown else len(group.blocks)
-                    )
-
     def _finished_in(self, step: StepOutput) -> list[RequestState]:
         return [self._finishing[name] for name in step.finished_req_ids or () if name in self._finishing]
 
@@ -418,44 +340,3 @@ class SchedulerAdapter:
 
 def _context(request: Request) -> RequestContext:
     return RequestContext(request.request_id, getattr(request, "kv_transfer_params", None))
-
-
-def _given_blocks(step: StepOutput) -> dict[str, Sequence[Sequence[int]] | None]:
-    """The requests that a step lists, with the blocks that it gives to them; None for none."""
-    cached = step.scheduled_cached_reqs
-    lengths = [len(cached.req_ids), len(cached.new_block_ids), len(cached.num_computed_tokens)]
-    if len(set(lengths)) > 1:
-        raise ProtocolError(
-            f"build_connector_meta: req_ids, new_block_ids and num_computed_tokens of scheduled_cached_reqs have "
-            f"{lengths} entries; one for each request was expected in each"
-        )
-    given: dict[str, Sequence[Sequence[int]] | None] = {
-        new.req_id: new.block_ids for new in step.scheduled_new_reqs
-    }
-    for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-        given[name] = () if blocks is None and name in cached.resumed_req_ids else blocks
-    return given
-
-
-def _check_blocks(groups: Sequence[GroupSpec], blocks: Sequence[Sequence[int]], name: str) -> None:
-    for group in groups:
-        if group.index >= len(blocks):
-            raise ProtocolError(
-                f"build_connector_meta: request {name!r} has block lists of {len(blocks)} groups; group "
-                f"{group.index} was expected among them"
-            )
-
-
-def _check_groups(groups: Sequence[GroupSpec]) -> None:
-    indexes = [group.index for group in groups]
-    if not groups or len(set(indexes)) < len(indexes):
-        raise ConfigError(f"groups: indexes {indexes}; at least one group, each with an index of its own")
-
-
-def _check_hashes(tokens_per_hash: int, groups: Sequence[GroupSpec]) -> None:
-    for group in groups:
-        if tokens_per_hash < 1 or group.tokens_per_chunk % tokens_per_hash:
-            raise ConfigError(
-                f"tokens_per_hash: {tokens_per_hash}; the {group.tokens_per_chunk} tokens of a chunk of group "
-                f"{group.index} must be a multiple of it"
-            )

@@ -85,10 +85,10 @@ class TransferWorker:
         """Before the engine computes: starts the stores of the step before, and those that must be flushed; waits
         for all that must be."""
         self._start_deferred()
-        fence = self._copier.fence()
-        for transfer in metadata.stores:
-            if transfer.job in metadata.flush:
-                self._start(transfer, fence)
+        urgent = [transfer for transfer in metadata.stores if transfer.job in metadata.flush]
+        fence = self._copier.fence() if urgent else None
+        for transfer in urgent:
+            self._start(transfer, fence)
         for job in metadata.flush:
             if job in self._running:
                 self._running[job].wait()

@@ -18,11 +18,13 @@ import torch
 from kvcascade.configs import parse_stack
 from kvcascade.connector import (
     NO_BLOCK,
+    ChunkCopy,
     ConnectorMetadata,
     EndedLoad,
     GroupLayout,
     GroupSpec,
     SchedulerAdapter,
+    Transfer,
     TransferWorker,
     WorkerReport,
 )
@@ -31,6 +33,7 @@ from kvcascade.connector.transfers import Direction
 from kvcascade.manager import SecondaryTierManager
 from kvcascade.stack import build
 from kvcascade.testing import GateTier, ManualClock
+from kvcascade.tiers.host import HostPool
 from kvcascade.types import Key, LookupResult, Namespace, RequestContext, StoreOffer
 
 CELL = 8  # bytes of one token in one tensor
@@ -38,6 +41,10 @@ BLOCKS = 64
 HANG = 30.0
 DRAFT = b"\xdd" * CELL
 UNWRITTEN = 0xAA
+NEEDS_CUDA = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 
 def cell(tokens: Sequence[int], tensor: int, rank: int) -> bytes:
@@ -501,3 +508,54 @@ def bench() -> Iterator[Callable[..., Bench]]:
 
 def offer_of(keys: Sequence[Key]) -> StoreOffer:
     return StoreOffer(list(keys), list(range(len(keys))), [])
+
+
+# Workers alone
+
+
+@pytest.fixture
+def pool() -> Iterator[HostPool]:
+    with HostPool(8, 4096) as made:
+        for slot in range(8):
+            made.slot(slot)[:] = b"\xaa" * 4096
+        yield made
+
+
+@pytest.fixture
+def worker(pool: HostPool) -> Iterator[Callable[..., TransferWorker]]:
+    made: list[TransferWorker] = []
+
+    def make(tensors: list[torch.Tensor], groups: list[GroupLayout], **options: Any) -> TransferWorker:
+        made.append(TransferWorker(tensors, groups, pool, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.shutdown()
+
+
+def random(*shape: int, dtype: torch.dtype = torch.uint8, device: str = "cpu") -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(0, 100, shape, generator=generator).to(dtype).to(device)
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+
+
+def transfer(job: int, direction: Direction, *chunks: ChunkCopy) -> Transfer:
+    return Transfer(job, f"r{job}", direction, chunks)
+
+
+def run(worker: TransferWorker, *transfers: Transfer) -> dict[int, set[int]]:
+    """Runs these, stores first, and returns what failed of each."""
+    stores = [one for one in transfers if one.direction is Direction.STORE]
+    loads = [one for one in transfers if one.direction is Direction.LOAD]
+    worker.wait_for_save(ConnectorMetadata(stores=stores))
+    flush = {one.job for one in transfers}
+    worker.handle_preemptions(ConnectorMetadata(flush=flush))
+    worker.start_load_kv(ConnectorMetadata(loads=loads))
+    worker.handle_preemptions(ConnectorMetadata(flush=flush))
+    report = worker.get_finished()
+    assert report.ended == {one.job: 1 for one in transfers}
+    return report.failed

@@ -295,3 +295,53 @@ def test_hashes_that_the_engine_takes_back_leave_no_key(bench: Make) -> None:
     b.finish(r)
     b.drain()
     assert b.stored(r) == [0, 1, 2]
+
+
+def test_a_prompt_larger_than_primary_keeps_the_prefix_that_fits(bench: Make) -> None:
+    """One offer of six chunks meets four slots: the first four are granted, the rest is offered again until there
+    is room, or the request has ended (vllm-project/vllm#26329, vllm-project/vllm#54415)."""
+    b = bench(slots=4)
+    r = b.prefill("r", 24, [1, 2, 3, 4, 5, 6])
+    assert [len(transfer.chunks) for transfer in b.meta.stores] == [4]
+    b.step()
+    b.deliver()
+    assert b.stored(r) == [0, 1, 2, 3]
+    r.say(100)
+    assert b.step(b.run(r, 1, [7])).stores == [], "its own head does not go for its tail"
+    assert b.offered()[6:] == b.keys(r)[4:]
+    b.finish(r)
+    b.drain()
+    assert b.stored(r) == [0, 1, 2, 3]
+    assert b.adapter.get_stats().lost_chunks == 2 and b.adapter.get_stats().refused_offers == 3
+    assert b.serve(b.request("again", 24), [11, 12, 13, 14, 15, 16]) == 16
+
+
+def test_what_was_refused_for_lack_of_room_is_stored_when_there_is_some(bench: Make) -> None:
+    b = bench(slots=4)
+    b.copiers[0].gate.clear()
+    other = b.prefill("other", range(50, 58), [11, 12])
+    r = b.prefill("r", 16, [1, 2, 3, 4])
+    assert [len(transfer.chunks) for transfer in b.meta.stores] == [2]
+    b.copiers[0].gate.set()
+    b.finish(other)
+    b.step()
+    b.deliver()
+    r.say(100)
+    (store,) = b.step(b.run(r, 1, [5])).stores
+    assert [chunk.blocks for chunk in store.chunks] == [(3,), (4,)]
+    b.finish(r)
+    b.drain()
+    assert b.stored(r) == [0, 1, 2, 3] and b.adapter.get_stats().lost_chunks == 0
+
+
+def test_at_a_requests_end_the_prefix_that_fits_is_stored(bench: Make) -> None:
+    """Its hashes have come late, and all it has is offered in one last offer."""
+    b = bench(slots=4)
+    r = b.request("r", 24)
+    r.late = 6
+    b.query(r)
+    b.step(b.run(r, 24, [1, 2, 3, 4, 5, 6]))
+    r.late = 0
+    b.finish(r)
+    b.drain()
+    assert b.stored(r) == [0, 1, 2, 3] and b.adapter.get_stats().lost_chunks == 2

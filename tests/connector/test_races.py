@@ -119,6 +119,74 @@ def test_a_block_that_is_given_away_for_a_load_is_fenced(bench: Make) -> None:
     assert b.stored(r) == [0, 1, 2, 3]
 
 
+def test_blocks_that_a_load_still_fills_are_fenced_even_where_the_engine_does_not_keep_them(bench: Make) -> None:
+    """vllm-project/vllm#29870, the other way round: what is written there comes after the load, not under it."""
+    b = bench()
+    first = stored_prompt(b, 8)
+    r = b.request("r", first.tokens)
+    assert b.query(r) == 8
+    b.load(r, [21, 22], 8)
+    (load,) = b.step().loads
+    b.finish(r, "FINISHED_ABORTED")
+    other = b.request("other", range(50, 58))
+    b.query(other)
+    assert b.step(b.run(other, 8, [31, 22])).flush == {load.job}
+    b.check_device(other, 0, 8)
+    b.step()
+    b.deliver()
+    assert b.stored(other) == [0, 1]
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_what_was_found_is_loaded_whatever_else_is_stored_in_the_step(bench: Make, aborts: bool) -> None:
+    """vllm-project/vllm#39702: primary is full, and between lookup and load another request stores. It gets the
+    room that is left, and the rest once the load has ended, or its request has gone."""
+    b = bench(slots=4)
+    first = stored_prompt(b, 16)
+    other = b.request("other", range(50, 62))
+    b.query(other)
+    r = b.request("r", first.tokens[:8])
+    assert b.query(r) == 8
+    b.load(r, [21, 22], 8)
+    meta = b.step(b.run(other, 12, [31, 32, 33]))
+    assert len(meta.loads[0].chunks) == 2 and len(meta.stores[0].chunks) == 2
+    if aborts:
+        b.finish(r, "FINISHED_ABORTED")
+    b.step()
+    assert [(load.req_id, load.ok) for load in b.deliver()] == [("r", True)]
+    if not aborts:
+        b.check_device(r, 0, 8)
+        b.finish(r)
+    other.say(100)
+    b.step(b.run(other, 1, [34]))
+    b.step()
+    b.deliver()
+    assert b.stored(other) == [0, 1, 2]
+
+
+def test_what_was_found_in_a_step_and_not_loaded_in_it_may_go(bench: Make) -> None:
+    """vllm-project/vllm#39702: the engine had no blocks for it; in the next step less is there, and that is what
+    is said."""
+    b = bench(slots=4)
+    first = stored_prompt(b, 16)
+    other = b.request("other", range(50, 62))
+    b.query(other)
+    r = b.request("r", first.tokens)
+    assert b.query(r) == 16
+    assert b.step(b.run(other, 12, [31, 32, 33])).stores == [], "what was found stays to the end of the step"
+    assert b.query(b.request("asks no more", range(70, 74))) == 0
+    other.say(100)
+    b.step(b.run(other, 1, [34]))
+    b.step()
+    b.deliver()
+    assert b.stored(other) == [0, 1, 2]
+    assert b.query(r) == 4
+    b.load(r, [21], 4)
+    b.step()
+    b.deliver()
+    b.check_device(r, 0, 4)
+
+
 def test_a_copy_between_blocks_is_fenced(bench: Make) -> None:
     b = bench()
     r = b.prefill("r", 8, [1, 2])

@@ -5,72 +5,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from kvcascade.connector import ChunkCopy, ConnectorMetadata, GroupLayout, Transfer, TransferWorker
-from kvcascade.connector.copies import CudaCopier, HostCopier, copier_for, rows
+from kvcascade.connector import ChunkCopy, ConnectorMetadata, GroupLayout, TransferWorker
+from kvcascade.connector.copies import HostCopier, copier_for, rows
 from kvcascade.connector.transfers import Direction
 from kvcascade.errors import ConfigError, ProtocolError
 from kvcascade.tiers.host import HostPool
 
-from .conftest import HANG, GatedCopier
+from .conftest import HANG, NEEDS_CUDA, GatedCopier, random, raw, run, transfer
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 DEVICES = [
     pytest.param("cpu"),
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+    pytest.param("cuda", marks=NEEDS_CUDA),
 ]
-
-
-@pytest.fixture
-def pool() -> Iterator[HostPool]:
-    with HostPool(8, 4096) as made:
-        for slot in range(8):
-            made.slot(slot)[:] = b"\xaa" * 4096
-        yield made
-
-
-@pytest.fixture
-def worker(pool: HostPool) -> Iterator[Callable[..., TransferWorker]]:
-    made: list[TransferWorker] = []
-
-    def make(tensors: list[torch.Tensor], groups: list[GroupLayout], **options: Any) -> TransferWorker:
-        made.append(TransferWorker(tensors, groups, pool, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.shutdown()
-
-
-def random(*shape: int, dtype: torch.dtype = torch.uint8, device: str = "cpu") -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randint(0, 100, shape, generator=generator).to(dtype).to(device)
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
-
-
-def transfer(job: int, direction: Direction, *chunks: ChunkCopy) -> Transfer:
-    return Transfer(job, f"r{job}", direction, chunks)
-
-
-def run(worker: TransferWorker, *transfers: Transfer) -> dict[int, set[int]]:
-    """Runs these, stores first, and returns what failed of each."""
-    stores = [one for one in transfers if one.direction is STORE]
-    loads = [one for one in transfers if one.direction is LOAD]
-    worker.wait_for_save(ConnectorMetadata(stores=stores))
-    flush = {one.job for one in transfers}
-    worker.handle_preemptions(ConnectorMetadata(flush=flush))
-    worker.start_load_kv(ConnectorMetadata(loads=loads))
-    worker.handle_preemptions(ConnectorMetadata(flush=flush))
-    report = worker.get_finished()
-    assert report.ended == {one.job: 1 for one in transfers}
-    return report.failed
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -336,47 +287,3 @@ def wait_for(done: Callable[[], bool]) -> None:
             return
         pause.wait(0.001)
     raise AssertionError("it does not happen")
-
-
-# On a device
-
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@needs_cuda
-def test_a_store_waits_for_the_kernels_that_write_its_blocks(
-    worker: Callable[..., TransferWorker], pool: HostPool
-) -> None:
-    """vllm-project/vllm#45704: the host runs ahead of the device."""
-    layer = torch.zeros(8, 1024, dtype=torch.uint8, device="cuda")
-    w = worker([layer], [GroupLayout(1, (0,))])
-    for number in range(1, 20):
-        torch.cuda._sleep(50_000_000)
-        layer[3] = number
-        w.wait_for_save(ConnectorMetadata(stores=[transfer(number, STORE, ChunkCopy(0, 0, 0, (3,)))]))
-        w.handle_preemptions(ConnectorMetadata(flush={number}))
-        assert set(bytes(pool.slot(0))[:1024]) == {number}
-
-
-@needs_cuda
-def test_a_load_waits_for_what_still_writes_its_blocks(
-    worker: Callable[..., TransferWorker], pool: HostPool
-) -> None:
-    layer = torch.zeros(8, 1024, dtype=torch.uint8, device="cuda")
-    w = worker([layer], [GroupLayout(1, (0,))])
-    pool.slot(0)[:1024] = b"\x07" * 1024
-    torch.cuda._sleep(100_000_000)
-    layer[3] = 1
-    w.start_load_kv(ConnectorMetadata(loads=[transfer(1, LOAD, ChunkCopy(0, 0, 0, (3,)))]))
-    w.handle_preemptions(ConnectorMetadata(flush={1}))
-    assert set(layer[3].tolist()) == {7}
-
-
-@needs_cuda
-def test_the_pool_is_pinned_and_let_go(pool: HostPool) -> None:
-    layer = torch.zeros(8, 64, dtype=torch.uint8, device="cuda")
-    for _ in range(2):  # a second registration succeeds only if the first was released
-        copier = CudaCopier([rows(layer)], pool)
-        assert copier._pinned is not None
-        copier.close()

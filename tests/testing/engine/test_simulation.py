@@ -118,7 +118,7 @@ def failures_are_kept_quiet(patch: pytest.MonkeyPatch) -> None:
 
 def windows_keep_what_they_let_go(patch: pytest.MonkeyPatch) -> None:
     """vllm-project/vllm#42959: a sliding window's block is stored after it was given to somebody else."""
-    patch.setattr(SchedulerAdapter, "_disown", lambda self, grown: None)
+    patch.setattr("kvcascade.connector.steps._disown", lambda running, grown, allocated: None)
 
 
 def nobody_waits_for_jobs(patch: pytest.MonkeyPatch) -> None:
