@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Bucket", "Found", "Got", "Object", "Page", "Put"]
 
 _BULK = 1000
+_IS_THERE = ("BucketAlreadyOwnedByYou", "BucketAlreadyExists")
 _MISSING = 404
 
 
@@ -194,7 +195,7 @@ class Bucket:
                 f"<LocationConstraint>{escape(region)}</LocationConstraint></CreateBucketConfiguration>"
             ).encode()
         answer = self._client.ask(Request("PUT", body=(memoryview(body),) if body else ()), end)
-        if not answer.good and answer.code != "BucketAlreadyOwnedByYou":
+        if not answer.good and answer.code not in _IS_THERE:
             raise failures.of_answer(answer, "can't be made")
 
     def erase(self, names: Sequence[str], end: float) -> None:
