@@ -8,7 +8,7 @@ from pathlib import Path
 from random import random
 from typing import NamedTuple
 
-from kvcascade.errors import TierRefused
+from kvcascade.errors import ConfigError, TierRefused
 from kvcascade.tiers.described import NAMESPACE_NAME
 from kvcascade.tiers.envelope import FORMAT, HEADER_BYTES, Envelope, Flaw, flaw_of, parse
 from kvcascade.tiers.files import mapped
@@ -33,7 +33,7 @@ from .layout import (
     writers_folder,
 )
 from .quarantine import Quarantine
-from .writers import Identity, dead, epoch_of, living, remove
+from .writers import SILENT, Identity, dead, epoch_of, living, remove
 
 __all__ = ["FsStored"]
 
@@ -59,6 +59,12 @@ class FsStored(StoredNamespace):
         self._home = home
         self._access = access
         self._epochs = Epochs(home.marks, self.namespace, access)
+
+    @property
+    def locked_by(self) -> str:
+        with mapped(self._root):
+            users = living(self._root, time.time(), SILENT)
+            return next((user.in_words for user in users if user.exclusive), "")
 
     # -- listing
 
@@ -148,6 +154,8 @@ class FsStored(StoredNamespace):
     # -- removing
 
     def remove(self, chunks: Iterable[StoredChunk], quarantine: bool = False) -> Removed:
+        if process := self.locked_by:
+            raise ConfigError(f"exclusive: {self._root} is in use by {process}, for itself; end it first")
         kept = Quarantine(self._home.quarantine, self._access) if quarantine else None
         count = nbytes = 0
         fans: dict[Path, None] = {}
@@ -166,7 +174,7 @@ class FsStored(StoredNamespace):
     # -- sweeping
 
     def sweep(self, dry_run: bool) -> Removed:
-        if self._home.format > FORMAT:
+        if self._home.format > FORMAT or self.locked_by:
             return Removed()
         with mapped(self._home.path):
             writers = writers_folder(self._root)

@@ -1,5 +1,6 @@
 """`kvcascade export`: chunks into a file."""
 
+import errno
 import fcntl
 import os
 import sys
@@ -151,6 +152,16 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
             yield target
             target.flush()
             os.fsync(fd)
-            os.link(partial, path)
+            _name(partial, path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _name(partial: Path, path: Path) -> None:
+    """Gives the file its name, unless there is one of that name by now."""
+    try:
+        os.link(partial, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        partial.rename(path)  # a file system without links

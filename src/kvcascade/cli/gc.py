@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -15,6 +16,7 @@ from .progress import PROGRESS, interruptible, progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from kvcascade.tiers import Removed, StoredChunk, StoredNamespace, TierSettings
 
@@ -109,7 +111,7 @@ def _go(
 ) -> list[_Done]:
     """Removes, or only counts; one for each namespace in which there is something."""
     done = []
-    with interruptible() as go_on, progress_bar("looking at" if dry_run else "removing", progress) as advance:
+    with _going(criteria) as go_on, progress_bar("looking at" if dry_run else "removing", progress) as advance:
         for tier in tiers:
             with answers.of(tier):
                 for kept in list(kept_in(tier, tenant, criteria.pattern)):
@@ -118,6 +120,11 @@ def _go(
                         if removed != (0, 0, 0):
                             done.append(_Done(tier, kept, removed))
     return done
+
+
+def _going(criteria: _Criteria) -> "AbstractContextManager[Callable[[], None]]":
+    """What is swept may be left at any point: then Ctrl-C comes at once."""
+    return interruptible() if criteria.given else nullcontext(lambda: None)
 
 
 def _remove(

@@ -89,6 +89,8 @@ def _open(file: str) -> Iterator[BinaryIO]:
     """
     try:
         if file == PIPE:
+            if sys.stdin.isatty():
+                raise ConfigError("where is the archive? Send it to the standard input, or name a file")
             yield sys.stdin.buffer
         else:
             with Path(file).open("rb", buffering=1 << 20) as source:

@@ -63,7 +63,7 @@ class Intake:
             if process := one.locked_by:
                 raise ConfigError(f"{one.place} is in use by {process}; end it first. Nothing was stored")
         mine = [one for one in kept if one.namespace.digest == namespace.digest]
-        others = sum(one.holding().bytes for one in kept if one not in mine)
+        others = [one for one in kept if one not in mine]
         largest = _largest(mine, chunk_bytes) if hasattr(settings, "eviction") else chunk_bytes
         self._tier = settings.open(OpenContext(namespace, largest, engine_id, weights))
         self._room = _room(self._tier, settings, mine, others)
@@ -169,10 +169,21 @@ def _largest(mine: "Sequence[StoredNamespace]", chunk_bytes: int) -> int:
     return max(there, chunk_bytes)
 
 
-def _room(tier: "Tier", settings: "TierSettings", mine: "Sequence[StoredNamespace]", others: int) -> int | None:
+def _room(
+    tier: "Tier",
+    settings: "TierSettings",
+    mine: "Sequence[StoredNamespace]",
+    others: "Sequence[StoredNamespace]",
+) -> int | None:
     """Bytes that may be written without pushing anything out; None where there is no bound."""
-    if tier.capabilities.bounded:
-        usage = tier.usage()
-        return None if usage.capacity is None else usage.capacity - usage.bytes - others
-    capacity: int | None = getattr(settings, "capacity", None)
-    return None if capacity is None else capacity - others - sum(one.holding().bytes for one in mine)
+    usage = tier.usage()
+    capacity: int | None = usage.capacity or getattr(settings, "capacity", None)
+    if capacity is None:
+        return None
+    # What a shared tier says of its usage is only what this process has written.
+    used = usage.bytes if tier.capabilities.bounded else _bytes(mine)
+    return capacity - used - _bytes(others)
+
+
+def _bytes(kept: "Sequence[StoredNamespace]") -> int:
+    return sum(one.holding().bytes for one in kept)

@@ -107,6 +107,8 @@ def _verify(result: _Result, how: _How) -> None:
         raise ConfigError(
             f"{result.kept.place} is in use by {process}, which removes what it reads corrupt; leave --corrupt out"
         )
+    if how.corrupt == "quarantine":
+        result.kept.remove((), quarantine=True)  # says now where there is none
     for batch in batches(result.kept.chunks(share=how.share), lambda chunk: chunk.entry.nbytes):
         how.go_on()
         nbytes = sum(chunk.entry.nbytes for chunk in batch)

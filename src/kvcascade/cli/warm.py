@@ -117,6 +117,7 @@ def _fill(
     go_on: Callable[[], None],
     advance: Callable[[int, int], None],
 ) -> None:
+    """What can't be read is left out: `kvcascade verify` tells more of it."""
     for batch in read(_wanted(intake, selected, limit), answers):
         go_on()
         right = [(one.chunk.entry, reading.payload) for one, reading in batch if reading.outcome.ok]
