@@ -377,14 +377,13 @@ class SecondaryTierManager:
 
     def _look_further(self, key: Key, request: Request) -> LookupResult:
         """The answer for a chunk that primary can't give now."""
-        level = None
         slot = self._slots.find(key)
-        if slot < 0 and not self._slots.quarantined(key):
-            level = self._chain.find(key, request.load_from)
+        wanted = slot < 0 and not self._slots.quarantined(key)
+        level = self._chain.find(key, request.load_from) if wanted else None
         if key not in request.answers:
             self._count_misses(key, level.place if level else len(self._chain.levels))
         reason = request.turned_down.get(key)
-        unsure = reason is None and slot < 0 and level is None and self._probing.ask(key, request.load_from)
+        unsure = reason is None and wanted and level is None and self._probing.ask(key, request.load_from)
         if reason is None and slot < 0 and level is None and not unsure:
             reason = self._why(key)
         elif reason is None and self._out_of_patience(request):

@@ -193,7 +193,7 @@ class Residency:
                     victims = []
                 free += sum(self._sizes[victim] for victim in victims)
                 count = min(count, max(0, free // size))
-                victims = self._fewest(victims, self.bytes + count * size - self.capacity)
+                victims = self._fewest(victims, self.bytes + count * size - self.capacity) if count else []
         gone = [self._evict(victim) for victim in victims]
         for key in reversed(keys[:count]):
             self._add(key, size, _State.WRITING, self.now)

@@ -182,6 +182,18 @@ def test_a_chunk_stored_while_it_leaves_a_tier_gets_there_when_it_is_used_again(
     assert w.holds["t0"] == set(FIRST)
 
 
+def test_nobody_is_asked_for_a_chunk_that_can_not_come_into_primary_now(world: World) -> None:
+    """A copy of before a reset still uses its slot: that was RETRY, and then MISS in any case."""
+    w = world(tiers=[TierShape(shared=True)])
+    w.begin("r", FIRST)
+    w.offer("r", 0, 2)
+    w.reset("primary", patient=True)
+    w.begin("other", FIRST)
+    w.lookup("other", 0)
+    w.step()
+    assert not w.lanes[0].submitted
+
+
 def test_chunks_that_were_passed_over_come_back_at_the_cost_of_their_number() -> None:
     """Three prompts, HIT in one step in which room was made, held the end of that step up for seconds."""
     policy, prompts = LruPolicy(3000), [range(start, start + 1000) for start in range(0, 3000, 1000)]

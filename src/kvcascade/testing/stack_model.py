@@ -268,7 +268,7 @@ class StackModel:
             self._born[lane.name, key] = self.manager._now
         victims = [key for key in job.victims if key in self.holds[lane.name]]
         self._leaving[lane.name].update(victims)
-        self._evicted += [(place, key) for key in victims if not self._expired(self.levels[place], key)]
+        self._evicts(place, [key for key in victims if not self._expired(self.levels[place], key)])
 
     def _transfers(self, job: Job) -> None:
         """A medium is about to use the slots of a job."""
@@ -284,23 +284,24 @@ class StackModel:
 
     # What is evicted
 
+    def _evicts(self, place: int, keys: Iterable[Key]) -> None:
+        """The tier at this place (-1: primary) evicts these: noted is what the one below is to have."""
+        lower = self.shape.tiers[place + 1] if place + 1 < len(self.lanes) else None
+        if lower and lower.write == "on_evict":
+            enough = lower.admit_after
+            self._evicted += [(place, key) for key in keys if enough <= 1 or self.uses[key] >= enough]
+
     def _check_dropped(self) -> None:
         """What has been evicted was moved into the tier that receives it then, or is counted as dropped."""
         for place, key in self._evicted:
-            if place + 1 < len(self.lanes) and self.shape.tiers[place + 1].write == "on_evict":
-                self._count_lost(place, key)
+            lower, kept = f"t{place + 1}", self._kept[f"t{place + 1}"]
+            self._lost["host" if place < 0 else f"t{place}"] += key not in kept
+            if key not in self.holds[lower]:
+                kept.discard(key)
         self._evicted.clear()
         for tier in self.manager.get_stats().tiers:
             lost = self._lost[tier.name]
             assert lost <= tier.dropped, f"{lost} evicted, not in the tier below, and {tier.dropped} counted"
-
-    def _count_lost(self, place: int, key: Key) -> None:
-        lower, kept = f"t{place + 1}", self._kept[f"t{place + 1}"]
-        enough = self.shape.tiers[place + 1].admit_after
-        wanted = enough <= 1 or self.uses[key] >= enough
-        self._lost["host" if place < 0 else f"t{place}"] += wanted and key not in kept
-        if key not in self.holds[lower]:
-            kept.discard(key)
 
     # What holds after each call
 

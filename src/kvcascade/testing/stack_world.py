@@ -40,8 +40,9 @@ class StackWorld(StackModel):
         ctx = self.running.pop(name)
         del self.hits[name]
         self._finished.add(ctx)
-        self.uses.update(self.manager._requests._running[name].keys.keys())
+        used = list(self.manager._requests._running[name].keys)
         self.manager.on_request_finished(ctx)
+        self.uses.update(used)
         self.check()
 
     def lookup(self, name: str, place: int) -> None:
@@ -91,7 +92,7 @@ class StackWorld(StackModel):
             self.check()
             return
         assert gone["host"] == offer.evicted, "evicted is not what was removed"
-        self._evicted += [(-1, key) for key in gone["host"]]
+        self._evicts(-1, gone["host"])
         assert [*offer.keys, *offer.refused] == absent, "not the keys that are absent"
         assert offer.keys or not offer.refused, "refused as a whole, and not None"
         assert len(offer.keys) == min(room, len(absent)) or self._demotes(), "not the prefix that fits"
@@ -141,7 +142,7 @@ class StackWorld(StackModel):
 
     def step(self) -> None:
         self.manager.on_schedule_end()
-        self._evicted += [(-1, key) for key in self._take_events()["host"]]
+        self._evicts(-1, self._take_events()["host"])
         for hits in self.hits.values():
             hits.clear()
         self.check()
@@ -203,7 +204,9 @@ class StackWorld(StackModel):
         self.step()
         level = self.levels[lane % len(self.lanes)]
         residency = level.residency
-        if not isinstance(residency, Residency) or not level.up or key in residency._entries:
+        if not isinstance(residency, Residency) or not level.up:
+            return
+        if key in residency._entries or key in level.being_deleted:
             return
         if residency.capacity and residency.bytes + CHUNK <= residency.capacity:
             self._keepers[level.place].find(key, memoryview(bytes_for(key, CHUNK, self.epoch)))
