@@ -53,11 +53,11 @@ def _look(
 ) -> None:
     server = _info(exchange, where, "server")
     name, version = _version(server)
-    found.facts.append((f"server {where}", f"{name} {version}, {server.get('redis_mode', 'mode not told')}"))
+    mode = server.get("redis_mode") or server.get("server_mode") or "mode not told"
+    found.facts.append((f"server {where}", f"{name} {version}, {mode}"))
     if server and tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         found.problems.append(f"{where}: {name} {version} is too old; 6.2 or newer is needed")
-    clustered = server.get("redis_mode") == "cluster"
-    if clustered and settings.mode != "cluster":
+    if mode == "cluster" and settings.mode != "cluster":
         found.problems.append(f"{where}: a node of a Redis Cluster; set mode: cluster, and its nodes")
     found.facts += _memory(_info(exchange, where, "memory"), settings)
     replication = _info(exchange, where, "replication")

@@ -1,0 +1,269 @@
+"""How fast chunks come to and from a Redis server, and how that compares with redis-py and with a bare socket.
+
+    python benchmarks/redis_tier.py                  # the table
+    python benchmarks/redis_tier.py --quick          # 1 MiB only
+    python benchmarks/redis_tier.py --server real    # a real server instead of the sink
+
+Contenders, in one process and one thread each:
+
+- tier: this package's redis tier;
+- socket: a bare socket that sends the same bytes from, and receives them into, the same buffers, pipelined, and
+  computes the same checksums: the limit;
+- redis-py: with hiredis; the value is set from the buffer and copied into it, with the same checksum.
+
+The sink is a process of its own that keeps values in memory and does nothing else.
+"""
+
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import redis
+from harness import Result, argument_parser, child, interleaved, report
+
+from kvcascade.testing import NAMESPACE, buffer, fill, holds, key_for
+from kvcascade.testing.servers.redis import RedisServer
+from kvcascade.testing.servers.tls import Certificates, TlsFront, make_certificates
+from kvcascade.tiers import OpenContext
+from kvcascade.tiers.envelope import HEADER_BYTES, Envelope, checksum, pack
+from kvcascade.tiers.redis import RedisSettings
+
+KIB, MIB = 1 << 10, 1 << 20
+SINK = str(Path(__file__).with_name("redis_sink.py"))
+
+
+class Place:
+    """Where a server is, for each contender."""
+
+    def __init__(self, url: str, ca_file: Path | None = None) -> None:
+        self.url = url
+        self.ca_file = str(ca_file) if ca_file else None
+
+    def settings(self) -> RedisSettings:
+        return RedisSettings(url=self.url, tls={"ca_file": self.ca_file}, deadline="30s", ttl=None)
+
+    def client(self) -> Any:
+        tls = {"ssl_ca_certs": self.ca_file} if self.ca_file else {}
+        return redis.Redis.from_url(self.url, protocol=2, **tls)
+
+    def connect(self) -> socket.socket:
+        if self.url.startswith("unix://"):
+            end = socket.socket(socket.AF_UNIX)
+            end.connect(self.url.removeprefix("unix://"))
+            return end
+        host, _, port = self.url.removeprefix("redis://").partition("/")[0].partition(":")
+        end = socket.create_connection((host, int(port)))
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return end
+
+
+class Chunks:
+    """A batch: keys, and a buffer for each."""
+
+    def __init__(self, nbytes: int, count: int) -> None:
+        self.nbytes = nbytes
+        self.keys = [key_for(number) for number in range(count)]
+        self.buffers = [buffer(nbytes) for _ in self.keys]
+        for view, key in zip(self.buffers, self.keys, strict=True):
+            fill(view, key)
+
+    @property
+    def right(self) -> bool:
+        return all(holds(view, key) for view, key in zip(self.buffers, self.keys, strict=True))
+
+    def spoil(self) -> None:
+        for view in self.buffers:
+            np.frombuffer(view, np.uint8)[:] = 0xAA
+
+
+class Bare:
+    """The limit: nothing but the system calls, the checksums and the bytes of the protocol."""
+
+    def __init__(self, place: Place, chunks: Chunks) -> None:
+        self._end = place.connect()
+        self._chunks = chunks
+        self._names = [b"bare:" + key.hex().encode() for key in chunks.keys]
+        self._value = HEADER_BYTES + chunks.nbytes
+        self._head = b"$%d\r\n" % self._value
+        self._ahead = memoryview(bytearray(len(self._head) + HEADER_BYTES))
+        self._tail = memoryview(bytearray(2))
+        self._sums = [checksum(view) for view in chunks.buffers]
+
+    def store(self) -> int:
+        for name, view, key in zip(self._names, self._chunks.buffers, self._chunks.keys, strict=True):
+            header = pack(Envelope(bytes(16), key, len(view), 0.0, 0, checksum(view)), HEADER_BYTES)
+            front = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, self._value)
+            self._send([front + header, view, b"\r\n"])
+        left = 5 * len(self._names)
+        while left:
+            left -= len(self._end.recv(left))
+        return self._chunks.nbytes * len(self._names)
+
+    def load(self) -> int:
+        self._send([b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name) for name in self._names])
+        for view, right in zip(self._chunks.buffers, self._sums, strict=True):
+            self._receive([self._ahead])
+            self._receive([view, self._tail])
+            if checksum(view) != right:
+                raise ValueError("wrong bytes")
+        return self._chunks.nbytes * len(self._names)
+
+    def _send(self, parts: list[Any]) -> None:
+        sent, whole = self._end.sendmsg(parts), sum(map(len, parts))
+        if sent != whole:
+            raise ValueError(f"{sent} of {whole} bytes were sent")
+
+    def _receive(self, parts: list[memoryview]) -> None:
+        received, whole = self._end.recvmsg_into(parts, 0, socket.MSG_WAITALL)[0], sum(map(len, parts))
+        if received != whole:
+            raise ValueError(f"{received} of {whole} bytes were received")
+
+    def close(self) -> None:
+        self._end.close()
+
+
+class Peer:
+    """redis-py with hiredis, the way it is meant to be used."""
+
+    def __init__(self, place: Place, chunks: Chunks) -> None:
+        self._client = place.client()
+        self._chunks = chunks
+        self._names = [b"peer:" + key.hex().encode() for key in chunks.keys]
+        self._sums = [checksum(view) for view in chunks.buffers]
+
+    def store(self) -> int:
+        pipe = self._client.pipeline(transaction=False) if len(self._names) > 1 else self._client
+        for place, (name, view) in enumerate(zip(self._names, self._chunks.buffers, strict=True)):
+            self._sums[place] = checksum(view)
+            pipe.set(name, view)
+        if pipe is not self._client:
+            pipe.execute()
+        return self._chunks.nbytes * len(self._names)
+
+    def load(self) -> int:
+        values = [self._client.get(self._names[0])] if len(self._names) == 1 else self._many()
+        for value, view, right in zip(values, self._chunks.buffers, self._sums, strict=True):
+            np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(value, np.uint8))
+            if checksum(view) != right:
+                raise ValueError("wrong bytes")
+        return self._chunks.nbytes * len(self._names)
+
+    def _many(self) -> list[bytes]:
+        pipe = self._client.pipeline(transaction=False)
+        for name in self._names:
+            pipe.get(name)
+        found: list[bytes] = pipe.execute()
+        return found
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Ours:
+    """The tier, as a lane calls it."""
+
+    def __init__(self, place: Place, chunks: Chunks, again: bool) -> None:
+        self._tier = place.settings().open(OpenContext(NAMESPACE, chunks.nbytes))
+        self._chunks = chunks
+        self._again = again  # the sink stores a chunk that is there again; a server would say that it has it
+
+    def store(self) -> int:
+        if not self._again:
+            self._tier.delete(self._chunks.keys)
+        self._check(self._tier.write(self._chunks.keys, self._chunks.buffers))
+        return self._chunks.nbytes * len(self._chunks.keys)
+
+    def load(self) -> int:
+        self._check(self._tier.read(self._chunks.keys, self._chunks.buffers))
+        return self._chunks.nbytes * len(self._chunks.keys)
+
+    def _check(self, outcomes: list[Any]) -> None:
+        if not all(outcome.ok for outcome in outcomes):
+            raise ValueError(f"{outcomes}")
+
+    def close(self) -> None:
+        self._tier.close()
+
+
+def run(place: Place, link: str, sizes: list[int], batches: list[int], real: bool, options: Any) -> list[Result]:
+    results = []
+    for nbytes in sizes:
+        for count in batches:
+            chunks = Chunks(nbytes, count)
+            contenders: dict[str, Any] = {"tier": Ours(place, chunks, again=not real)}
+            if link != "tls":
+                contenders["socket"] = Bare(place, chunks)
+            contenders["redis-py"] = Peer(place, chunks)
+            for verb in ("store", "load"):
+                case = {"link": link, "verb": verb, "KiB": nbytes // KIB, "chunks": count}
+                works: dict[str, Callable[[], int]] = {
+                    name: getattr(one, verb) for name, one in contenders.items()
+                }
+                results += interleaved(case, works, options.rounds, options.seconds)
+                _compare(works, chunks, verb)
+            for one in contenders.values():
+                one.close()
+    return results
+
+
+def _compare(works: dict[str, Callable[[], int]], chunks: Chunks, verb: str) -> None:
+    """Every contender really brings the bytes."""
+    for name, work in works.items() if verb == "load" else ():
+        chunks.spoil()
+        work()
+        if not chunks.right:
+            raise ValueError(f"{name} brings other bytes")
+
+
+@contextmanager
+def places(real: bool, links: list[str]) -> Iterator[dict[str, Place]]:
+    with ExitStack() as running:
+        folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
+        certificates = make_certificates(folder / "tls", "127.0.0.1")
+        found = {}
+        server = running.enter_context(RedisServer(folder, unix=True)) if real else None
+        for link in links:
+            found[link] = _place(running, link, folder, certificates, server)
+        yield found
+
+
+def _place(
+    running: ExitStack, link: str, folder: Path, certificates: Certificates, server: RedisServer | None
+) -> Place:
+    if server is not None:
+        if link == "tls":
+            front = running.enter_context(TlsFront(server.port, certificates))
+            return Place(f"rediss://127.0.0.1:{front.port}/0", certificates.ca_file)
+        return Place(server.unix_url if link == "unix" else server.url)
+    if link == "unix":
+        return Place(f"unix://{running.enter_context(child(SINK, 'unix', str(folder / 'sink.sock')))}")
+    files = [str(certificates.cert_file), str(certificates.key_file)] if link == "tls" else []
+    port = running.enter_context(child(SINK, link, *files))
+    scheme = "rediss" if link == "tls" else "redis"
+    return Place(f"{scheme}://127.0.0.1:{port}/0", certificates.ca_file if link == "tls" else None)
+
+
+def main() -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--server", choices=["sink", "real"], default="sink")
+    parser.add_argument("--links", nargs="+", choices=["tcp", "unix", "tls"], default=["tcp", "unix", "tls"])
+    parser.add_argument("--quick", action="store_true", help="chunks of 1 MiB only, 1 and 4 at a time")
+    options = parser.parse_args()
+    sizes = [MIB] if options.quick else [256 * KIB, MIB, 4 * MIB]
+    batches = [1, 4] if options.quick else [1, 4, 16]
+    real = options.server == "real"
+    results = []
+    with places(real, options.links) as found:
+        for link, place in found.items():
+            sys.stderr.write(f"{link}\n")
+            results += run(place, link, sizes, batches, real, options)
+    report(results, "tier", options.json, options.out)
+
+
+if __name__ == "__main__":
+    main()
