@@ -8,7 +8,7 @@ from kvcascade.configs import StackSettings, registry
 from kvcascade.configs.schema import tier_class
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
-SHIPPED = ["host", "disk", "fs", "redis", "memory", "noop"]
+SHIPPED = ["host", "disk", "fs", "redis", "s3", "memory", "noop"]
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the docs are not here: this runs against an installed package")

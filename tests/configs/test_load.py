@@ -402,11 +402,12 @@ def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
         large: f"{large}: larger than 1 MiB; that is not a stack",
         tmp_path / "latn.yaml": (
             f"{tmp_path}/latn.yaml: no such file (did you mean '{latin}'?); "
-            f"shipped stacks: embedded, host-only, shared-fs"
+            f"shipped stacks: embedded, full, host-only, host-redis, minio, shared-fs"
         ),
         latin / "x": f"{latin}/x: can't be read: Not a directory",
         "embeded": (
-            "embeded: no such file (did you mean 'embedded'?); shipped stacks: embedded, host-only, shared-fs"
+            "embeded: no such file (did you mean 'embedded'?); "
+            "shipped stacks: embedded, full, host-only, host-redis, minio, shared-fs"
         ),
         "a\0b": "a\0b: can't be read: embedded null byte",
     }
@@ -422,7 +423,23 @@ def test_shipped_stacks_are_found_by_name(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVCASCADE_HOST", "3GiB")
     assert load_stack("host-only").primary.capacity == 3 << 30
-    assert set(shipped()) == {"embedded", "host-only", "shared-fs"}
+    assert set(shipped()) == {"embedded", "full", "host-only", "host-redis", "minio", "shared-fs"}
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_shipped_stacks_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCASCADE_S3_BUCKET", "kv-cache")
+    assert len(load_stack(name).tiers) >= 1
+
+
+def test_the_full_stack_says_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, but for addresses, sizes and what is the environment's to say."""
+    monkeypatch.setenv("KVCASCADE_S3_BUCKET", "kv-cache")
+    given = {"name", "capacity", "path", "url", "bucket", "region"}
+    for tier in load_stack("full").tiers:
+        fields = type(tier).model_fields
+        said = {name: getattr(tier, name) for name in tier.model_fields_set - given - {"type"}}
+        assert said == {name: fields[name].get_default(call_default_factory=True) for name in said}
 
 
 # --- ${}

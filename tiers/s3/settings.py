@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvcascade.configs.schema import CONTRADICTION, NonZeroDuration, PromoteAfter, SharedSettings
+from kvcascade.configs.schema import CONTRADICTION, BreakerSettings, NonZeroDuration, PromoteAfter, SharedSettings
 from kvcascade.tiers.base import OpenContext, Probe, StoredNamespace, Tier, TierSettings
 
 __all__ = ["S3Settings"]
@@ -87,6 +87,7 @@ class S3Settings(SharedSettings, TierSettings):
     deadline: NonZeroDuration = 10.0
     concurrency: Annotated[int, Field(ge=1, le=256)] = 16
     retries: Annotated[int, Field(ge=0, le=10)] = 2
+    breaker: BreakerSettings = BreakerSettings.model_validate({"probe_every": "10s"})
 
     @model_validator(mode="after")
     def _virtual_needs_a_plain_name(self) -> Self:

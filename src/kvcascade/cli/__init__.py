@@ -66,5 +66,5 @@ class _Commands(click.Group):
 def main() -> None:
     """A multi-tier KV cache for LLM engines: GPU, host memory and disk as one stack.
 
-    STACK is a YAML file, or the name of a stack that ships: embedded, host-only, shared-fs.
+    STACK is a YAML file, or the name of a stack that ships: embedded, host-only, host-redis, minio, shared-fs, full.
     """

@@ -21,6 +21,7 @@ def test_defaults() -> None:
         False,
     )
     assert (settings.promote, settings.ttl, settings.probe_ttl) == (PromoteAfter(after=2), None, 60.0)
+    assert (settings.breaker.failures, settings.breaker.probe_every) == (5, 10.0)
     assert (settings.deadline, settings.concurrency, settings.queue, settings.retries) == (10.0, 16, 0.125, 2)
 
 
