@@ -29,6 +29,10 @@ class CopyMarks:
         self._ranks = ranks
         self._slots = slots
 
+    def close(self) -> None:
+        """Lets go of the memory: neither reads nor writes it any more."""
+        self._words.release()
+
     @staticmethod
     def nbytes(ranks: int, slots: int) -> int:
         """Bytes that it takes, in whole pages."""

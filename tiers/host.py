@@ -106,6 +106,7 @@ class HostPool:
         self.nbytes = self._marks_at + CopyMarks.nbytes(ranks, slots)
         """Bytes of the whole mapping: what it really takes."""
         self._closed = False
+        self._marks: CopyMarks | None = None
         problem = _shortage(self.nbytes)
         if problem:
             raise ConfigError(f"{key}: {problem}")
@@ -143,6 +144,7 @@ class HostPool:
             raise ConfigError(f"host pool of file descriptor {fd}: {error}") from error
         pool._fd = os.dup(fd)
         pool._closed = False
+        pool._marks = None
         return pool
 
     @property
@@ -163,9 +165,11 @@ class HostPool:
 
     @property
     def marks(self) -> CopyMarks:
-        """Which copies the workers have ended, for every process that has the pool."""
+        """Which copies the workers have ended, for every process that has the pool. It ends with the pool."""
         self._check_open()
-        return CopyMarks(self._view[self._marks_at : self.nbytes], self.ranks, self.slots)
+        if self._marks is None:
+            self._marks = CopyMarks(self._view[self._marks_at : self.nbytes], self.ranks, self.slots)
+        return self._marks
 
     @property
     def _marks_at(self) -> int:
@@ -176,6 +180,8 @@ class HostPool:
         with the last of them. A second call does nothing."""
         if not self._closed:
             self._closed = True
+            if self._marks is not None:
+                self._marks.close()
             self._unmap()
             self._close_fd()
 

@@ -261,6 +261,8 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
     try:
         raw = _read(connection, _SIZE.unpack(size)[0]) if len(size) == _SIZE.size else b""
         message = json.loads(raw)
+        if not isinstance(message, dict):
+            raise ValueError("a message that is no mapping")
     except BaseException:
         for fd in fds:
             os.close(fd)

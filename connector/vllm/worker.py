@@ -78,7 +78,6 @@ class CascadeWorker(compat.OffloadingWorker):
 
     def shutdown(self) -> None:
         self._transfers.shutdown()
-        del self._marks
         self._pool.close()
 
     def _begin(self, job_id: int, direction: Direction, device: Any, host: SlotSpec) -> Transfer:

@@ -24,7 +24,6 @@ def test_a_copy_has_ended_once_every_rank_has_ended_it(pool):
         assert not marks.ended(3, 1)
         pool.marks.end(1, [3])
         assert marks.ended(3, 1) and not marks.ended(3, 2) and not marks.ended(2, 1)
-        del marks
 
 
 def test_a_copy_that_failed_on_one_rank_has_failed_and_the_next_has_not(pool):
