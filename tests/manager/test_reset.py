@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from threading import Thread
+from typing import Literal
 
 import pytest
 
@@ -159,3 +160,34 @@ def test_counters_only_grow(stack: Make, scope: str) -> None:
     s.manager.reset_cache(scope)  # type: ignore[arg-type]
     after = s.manager.get_stats()
     assert after.hits == before.hits == 4 and after.tiers[1].written == before.tiers[1].written == 4
+
+
+@pytest.mark.parametrize("scope", ["primary", "all"])
+def test_one_reset_says_what_is_left_of_a_running_job(stack: Make, scope: Literal["primary", "all"]) -> None:
+    """What was in use kept the first call from it, so that a second was needed (vllm-project/vllm#39726): here one
+    is enough, and where it can't be done in time the report says what is left."""
+    s = stack(slots=8, concurrency=3)
+    s.serve("before", KEYS[:2])
+    s.gates[0].shut()
+    ctx = s.begin("r")
+    s.store(ctx, KEYS[2:4])
+    held = s.gates[0].wait_for("write")
+    s.gates[0]._hold = frozenset()
+    report = s.manager.reset_cache(scope, timeout=0.05)
+    assert report.cleared == ("host",) and report.quarantined == 2
+    assert list(report.failed) == (["t0"] if scope == "all" else [])
+    assert report.ok == (scope == "primary")
+    asks = s.begin("asks")
+    below = LookupResult.MISS if scope == "all" else LookupResult.HIT_PENDING
+    assert [s.manager.lookup(key, asks) for key in KEYS[:4]] == [
+        below,
+        below,
+        LookupResult.MISS,
+        LookupResult.MISS,
+    ]
+    s.finish(asks)
+    held.release()
+    s.finish(ctx)
+    s.until(lambda: s.manager.get_stats().tiers[1].up and s.manager.get_stats().free_slots > 5, "it is not done")
+    s.settle()
+    assert s.manager.reset_cache(scope).quarantined == 0

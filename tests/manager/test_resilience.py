@@ -1,7 +1,8 @@
 """A tier that fails is tried again within bounds, is left alone when it is down, and comes back by itself."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -9,9 +10,10 @@ from kvcascade.configs import parse_stack
 from kvcascade.errors import TierUnavailable
 from kvcascade.stack import build
 from kvcascade.testing import Driver, ManualClock, buffer, fill, key_for
+from kvcascade.testing.wrappers import TierWrapper
 from kvcascade.tiers import OpenContext
 from kvcascade.tiers.memory import MemorySettings, MemoryTier
-from kvcascade.types import MissReason, Namespace
+from kvcascade.types import Buffer, Key, MissReason, Namespace, Outcome
 
 from .conftest import Stack
 
@@ -214,3 +216,31 @@ def test_what_is_being_deleted_just_in_case_is_not_written_meanwhile(stack: Make
     s.finish(ctx)
     s.settle()
     assert [s.faults[0].inner.exists([key]) for key in KEYS[:2]] == [[True], [True]]
+
+
+def test_a_transfer_whose_cleanup_fails_is_reported_once_when_it_has_succeeded(stack: Make) -> None:
+    """The bytes were there, releasing the handle raised, the result was lost and the block pinned for ever
+    (vllm-project/vllm#49947)."""
+    s = stack(slots=8, retries=2, deadline="30s")
+    moved: list[list[Outcome]] = []
+
+    class RaisesAfterwards(TierWrapper):
+        def around(self, verb: str, keys: Sequence[Key], buffers: Sequence[Buffer], call: Any) -> Any:
+            outcomes = call()
+            if verb == "write":
+                moved.append(outcomes)
+                if len(moved) < 3:
+                    raise OSError("the handle can't be released")
+            return outcomes
+
+    s.faults[0].inner = RaisesAfterwards(s.faults[0].inner)
+    ctx = s.begin("r")
+    s.store(ctx, KEYS[:2])
+    s.finish(ctx)
+    s.settle()
+    tier, stats = s.manager.get_stats().tiers[1], s.manager.get_stats()
+    assert moved == [[Outcome.OK] * 2] * 3
+    assert (tier.written, tier.failed_writes, stats.pinned_slots) == (2, 0, 0)
+    assert not s.manager.has_pending_work()
+    s.manager.reset_cache("primary")
+    assert s.serve("again", KEYS[:2]) == 2
