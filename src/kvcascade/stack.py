@@ -31,8 +31,6 @@ __all__ = ["build", "pool_slots"]
 
 logger = logging.getLogger("kvcascade")
 
-_PROBE_TTL = 10.0
-
 
 class LaneMaker(Protocol):
     """Makes the lane of a tier; see `ThreadLane`."""
@@ -184,7 +182,7 @@ def _residency(
     settings: SecondarySettings, tier: Tier, chunk_bytes: int, where: str, late: bool, now: float
 ) -> Residency | ProbeTable:
     if tier.capabilities.shared:
-        return ProbeTable(getattr(settings, "probe_ttl", _PROBE_TTL))
+        return ProbeTable(getattr(settings, "probe_ttl", SharedSettings.model_fields["probe_ttl"].default))
     capacity = tier.usage().capacity
     fits = capacity // tier.footprint(chunk_bytes) if capacity is not None else None
     if fits is not None and fits < FEWEST_CHUNKS and not late:
