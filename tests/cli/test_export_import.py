@@ -52,7 +52,7 @@ def test_what_is_exported_is_imported(stack: Any, two: Any, file: Path) -> None:
     stack.fill("fs", range(10, 40))
     done = stack.run("export", file)
     assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == f"40 chunks (2.5 MiB) are in {file}.\n"
+    assert done.stderr == f"Wrote 40 chunks (2.5 MiB) to {file}.\n"
     assert file.stat().st_mode & 0o777 == 0o600
     done = two.run("import", file)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -66,7 +66,7 @@ def test_what_is_exported_is_imported(stack: Any, two: Any, file: Path) -> None:
 def test_through_a_pipe(stack: Any, two: Any) -> None:
     stack.fill("fs", range(30))
     done = stack.run("export", "-")
-    assert done.stderr == "30 chunks (1.875 MiB) are in the standard output.\n"
+    assert done.stderr == "Wrote 30 chunks (1.875 MiB) to the standard output.\n"
     assert two.run("import", "-", answer=done.stdout_bytes).exit_code == 0
     assert two.holds("fs", range(30)) == list(range(30))
 
@@ -163,7 +163,10 @@ def test_weights_are_not_mixed(stack: Any, two: Any, file: Path) -> None:
     two.write(top="weights_version: v2")
     done = two.run("import", file)
     assert done.exit_code == 0
-    assert "8 chunks of model=m were left out: they are of the weights_version 'v1', and the stack" in done.stderr
+    assert (
+        "left out 8 chunks of model=m: they are of the weights_version 'v1', and the stack names 'v2'"
+        in done.stderr
+    )
     assert two.keys("fs") == []
     two.write(top="weights_version: v1")
     two.run("import", file)
@@ -191,13 +194,13 @@ def test_what_a_reset_has_made_void_is_not_exported(stack: Any, engine: Any, fil
     running("serve", keys=[1, 2, 3])
     running("reset")
     running("serve", keys=[4, 5, 6])
-    assert stack.run("export", file).stderr.startswith("0 chunks")
+    assert stack.run("export", file).stderr.startswith("Wrote 0 chunks")
 
 
 def test_beside_running_engines(stack: Any, two: Any, engine: Any, file: Path) -> None:
     one, other = engine(stack), engine(two)
     one("serve", keys=list(range(8)))
-    assert stack.run("export", file).stderr.startswith("8 chunks")
+    assert stack.run("export", file).stderr.startswith("Wrote 8 chunks")
     done = two.run("import", file, "--tier", "disk")
     assert (done.exit_code, done.stdout) == (2, "")
     other("serve", keys=[100])
@@ -214,7 +217,7 @@ def test_what_is_corrupt_is_left_out(stack: Any, two: Any, file: Path) -> None:
     stack.flip(stack.chunk("fs", 3))
     done = stack.run("export", file)
     assert done.exit_code == 1
-    assert "1 chunks are corrupt or can't be read" in done.stderr
+    assert "Left out, being corrupt or not readable: 1 chunk." in done.stderr
     two.run("import", file)
     assert two.holds("fs", range(8)) == [0, 1, 2, 4, 5, 6, 7]
 
@@ -227,7 +230,7 @@ def test_an_archive_that_is_cut_off(stack: Any, two: Any, file: Path) -> None:
     assert done.exit_code == 1
     held = two.holds("fs", range(20))
     assert 8 <= len(held) <= 10
-    assert done.stderr == f"{file} is cut off; {len(held)} chunks from before that were stored\n"
+    assert done.stderr == f"{file} is cut off; stored from before that: {len(held)} chunks\n"
 
 
 def test_an_archive_with_a_damaged_chunk(stack: Any, two: Any, file: Path) -> None:
@@ -238,7 +241,7 @@ def test_an_archive_with_a_damaged_chunk(stack: Any, two: Any, file: Path) -> No
     file.write_bytes(raw)
     done = two.run("import", file)
     assert done.exit_code == 1
-    assert f"1 chunks in {file} are damaged (payload damaged) and were left out" in done.stderr
+    assert f"{file}: left out, being damaged (payload damaged): 1 chunk\n" in done.stderr
     assert len(two.holds("fs", range(20))) == 19
 
 
@@ -262,7 +265,7 @@ def test_an_export_that_is_ended_leaves_no_half_file(stack: Any, file: Path, sen
     child.communicate(b"\n", timeout=HANG)
     assert child.returncode == (130 if sent == signal.SIGINT else -sent)
     assert not file.exists()
-    assert stack.run("export", file).stderr.startswith("40 chunks")
+    assert stack.run("export", file).stderr.startswith("Wrote 40 chunks")
     assert [path.name for path in file.parent.glob("chunks*")] == ["chunks.kvc"]
 
 
@@ -291,10 +294,8 @@ def test_a_tier_that_keeps_nothing(stack: Any, file: Path) -> None:
     stack.file.write_text(
         "version: 1\ntiers:\n  - {type: host, capacity: 4MiB}\n  - {type: memory, capacity: 4MiB}\n"
     )
-    for options in ((), ("--tier", "memory")):
-        done = stack.run("import", file, *options)
-        assert done.exit_code == 2
-        assert "nothing outside an engine" in done.stderr
+    done = stack.run("import", file, "--tier", "memory")
+    assert (done.exit_code, done.stderr) == (2, "--tier memory: this tier keeps nothing outside an engine\n")
 
 
 def test_an_interrupted_import_leaves_whole_chunks(

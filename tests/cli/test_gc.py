@@ -152,7 +152,7 @@ def test_chunks_that_fit_all_of_what_is_asked_go(stack: Any, long_ago: Any) -> N
     assert tree(stack.folder) == before
     first = key_for(3).hex()
     done = stack.run("gc", "--older-than", "7d", "--prefix", first[:6], "--yes")
-    assert [line.partition(" chunks")[0] for line in done.stdout.splitlines()] == [
+    assert [line.partition(" chunk ")[0] for line in done.stdout.splitlines()] == [
         "disk: removed 1",
         "fs: removed 1",
     ]
@@ -205,7 +205,7 @@ def test_it_shows_and_asks_first(stack: Any) -> None:
         done = stack.run("gc", "--older-than", "0s", answer=answer)
         assert done.exit_code == code
         assert "model=m" in done.stdout
-        assert "Remove these 4 chunks? [y/N]: " in done.stdout
+        assert "Remove 4 chunks (256 KiB)? [y/N]: " in done.stdout
         assert len(stack.keys("fs")) == left
 
 

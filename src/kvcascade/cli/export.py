@@ -16,7 +16,7 @@ from kvcascade import __version__
 from kvcascade.errors import ConfigError, TierUnavailable
 
 from .holdings import choose
-from .kept import ALL_NAMESPACES, NAMESPACE, STACK, TIER, Answers, keeping
+from .kept import ALL_NAMESPACES, NAMESPACE, STACK, TIER, Answers, counted, keeping
 from .options import DURATION, HEX
 from .progress import PROGRESS, interruptible, progress_bar
 from .selection import Choice, Selected, read, select
@@ -105,10 +105,10 @@ def _say(archive: "ArchiveWriter", lost: int, file: str) -> None:
     from kvcascade.configs.units import format_size
 
     where = "the standard output" if file == PIPE else file
-    click.echo(f"{archive.chunks:,} chunks ({format_size(archive.bytes)}) are in {where}.", err=True)
+    click.echo(f"Wrote {counted(archive.chunks)} ({format_size(archive.bytes)}) to {where}.", err=True)
     if lost:
         click.echo(
-            f"{lost:,} chunks are corrupt or can't be read, and were left out; see kvcascade verify.", err=True
+            f"Left out, being corrupt or not readable: {counted(lost)}. `kvcascade verify` tells more.", err=True
         )
 
 

@@ -10,7 +10,7 @@ import click
 from kvcascade.errors import ConfigError
 
 from .holdings import choose
-from .kept import ALL_NAMESPACES, NAMESPACE, STACK, TIER, Answers, kept_in
+from .kept import ALL_NAMESPACES, NAMESPACE, STACK, TIER, Answers, counted, kept_in
 from .options import DURATION, HEX
 from .progress import PROGRESS, interruptible, progress_bar
 
@@ -67,7 +67,7 @@ def gc(
         if not planned or dry_run:
             click.echo("Nothing was removed (--dry-run)." if planned else "There is nothing to remove.")
             ctx.exit(answers.code)
-        if not click.confirm(f"Remove these {sum(one.removed.chunks for one in planned):,} chunks?"):
+        if not click.confirm(f"Remove {_sum(planned)}?"):
             click.echo("Nothing was removed.")
             ctx.exit(1)
         answers = Answers()
@@ -157,11 +157,20 @@ def _remove(
     return Removed(len(sizes), sum(sizes))
 
 
+def _sum(planned: list[_Done]) -> str:
+    from kvcascade.tiers import Removed
+
+    total = Removed()
+    for one in planned:
+        total = total.plus(one.removed)
+    return _in_words(total)
+
+
 def _in_words(removed: "Removed") -> str:
     from kvcascade.configs.units import format_size
 
     others = f" and {removed.others:,} other files and folders" if removed.others else ""
-    return f"{removed.chunks:,} chunks{others} ({format_size(removed.bytes)})"
+    return f"{counted(removed.chunks)}{others} ({format_size(removed.bytes)})"
 
 
 def _print(planned: list[_Done]) -> None:

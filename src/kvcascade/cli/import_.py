@@ -15,7 +15,7 @@ from kvcascade.errors import ConfigError, TierRefused, TierUnavailable
 
 from .holdings import choose
 from .intake import Incoming, Intake, Taken, print_taken
-from .kept import STACK, batches, keeping
+from .kept import STACK, batches, counted, keeping
 from .progress import PROGRESS, interruptible, progress_bar
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def import_(
 def _target(settings: "StackSettings", name: str | None) -> "TierSettings":
     tiers = keeping(choose(settings, name))
     if not tiers:
-        what = f"--tier {name}: this tier keeps" if name else "no tier of this stack keeps"
-        raise ConfigError(f"{what} nothing outside an engine")
+        nothing = f"--tier {name}: this tier keeps nothing" if name else "no tier of this stack keeps anything"
+        raise ConfigError(f"{nothing} outside an engine")
     return tiers[-1]
 
 
@@ -129,7 +129,9 @@ class _Import:
 
         for section, things in groupby(self._until_cut(ArchiveReader(source, self._file)), key=itemgetter(0)):
             if why := self._refused(section):
-                self._left_out.append(f"{section.chunks:,} chunks of {section.namespace} were left out: {why}")
+                self._left_out.append(
+                    f"{self._file}: left out {counted(section.chunks)} of {section.namespace}: {why}"
+                )
                 continue
             chunks = self._undamaged(thing for _, thing in things)
             with Intake(self._tier, section.namespace, section.weights, section.largest, self._engine) as intake:
@@ -166,7 +168,7 @@ class _Import:
         for text in self._left_out:
             click.echo(text, err=True)
         for what, count in self._damage.items():
-            click.echo(f"{count:,} chunks in {self._file} are damaged ({what}) and were left out", err=True)
+            click.echo(f"{self._file}: left out, being damaged ({what}): {counted(count)}", err=True)
         if self._cut is not None:
             stored = sum(taken.stored for _, taken in self._taken)
-            click.echo(f"{self._cut}; {stored:,} chunks from before that were stored", err=True)
+            click.echo(f"{self._cut}; stored from before that: {counted(stored)}", err=True)

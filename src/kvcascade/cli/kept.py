@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from kvcascade.tiers import StoredNamespace, TierSettings
     from kvcascade.types import Namespace
 
-__all__ = ["ALL_NAMESPACES", "NAMESPACE", "STACK", "TIER", "Answers", "Throttle", "batches", "keeping", "kept_in"]
+__all__ = [
+    "ALL_NAMESPACES",
+    "NAMESPACE",
+    "STACK",
+    "TIER",
+    "Answers",
+    "Throttle",
+    "batches",
+    "counted",
+    "keeping",
+    "kept_in",
+]
 
 T = TypeVar("T")
 
@@ -57,6 +68,11 @@ class Answers:
         if text not in self._said:
             click.echo(text, err=True)
         self._said.add(text)
+
+
+def counted(chunks: int) -> str:
+    """ "1 chunk", "1,200 chunks"."""
+    return f"{chunks:,} chunk{'' if chunks == 1 else 's'}"
 
 
 def keeping(tiers: "Iterable[TierSettings]") -> "list[TierSettings]":
