@@ -13,7 +13,11 @@ _KEPT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One tier's own change, after it has happened. A chunk in two tiers is stored twice and removed twice."""
+    """One tier's own change, after it has happened. A chunk in two tiers is stored twice and removed twice.
+
+    Of a shared tier it is told what this engine knows: what it stores, and what its probes and reads find there or
+    find gone. Nothing is told as removed that was not told as stored.
+    """
 
     tier: str
     keys: tuple[Key, ...]
