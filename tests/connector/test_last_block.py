@@ -52,7 +52,8 @@ def test_an_abort_in_the_middle_of_a_prompt_stores_what_was_computed(bench: Make
     assert b.stored(r) == [0]
 
 
-def test_the_slot_of_a_rejected_draft_is_never_stored(bench: Make) -> None:
+@pytest.mark.parametrize("end", ["FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"])
+def test_the_slot_of_a_rejected_draft_is_never_stored(bench: Make, end: str) -> None:
     """Generation ends on a chunk's boundary, and the slot of its last token holds a rejected draft
     (vllm-project/vllm#54193)."""
     b = bench()
@@ -60,7 +61,7 @@ def test_the_slot_of_a_rejected_draft_is_never_stored(bench: Make) -> None:
     r.say(100)
     b.step(b.run(r, 3))  # one token and two drafts, which are rejected; the next step has been planned upon them
     r.say(101)
-    b.finish(r)
+    b.finish(r, end)
     b.drain()
     assert (r.num_tokens, r.num_computed_tokens) == (4, 5) and b.stored(r) == []
 

@@ -2,12 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 
 from kvcascade.connector import SchedulerAdapter, TransferWorker, coverage
 from kvcascade.connector.fences import Fences
+from kvcascade.connector.plans import StorePlan
+from kvcascade.manager import SecondaryTierManager
+from kvcascade.manager.cascade import Cascade
+from kvcascade.manager.chain import Chain
+from kvcascade.manager.events import EventLog
+from kvcascade.manager.promotion import Promotion
+from kvcascade.manager.slots import SlotTable
 from kvcascade.testing.engine.shrink import shrink
 from kvcascade.testing.engine.simulation import Failure, play, shorten
 from kvcascade.testing.engine.workload import PROFILES, Action, Case, draw_actions, draw_case
@@ -160,6 +168,60 @@ def reset_forgets_the_manager(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SchedulerAdapter, "reset_cache", reset_cache)
 
 
+def stores_take_more_than_their_share(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#26329: what waits for a slow tier fills primary."""
+    patch.setattr(Cascade, "_room", lambda self, level, keys: len(keys) if level.up else 0)
+
+
+def promotions_take_all_of_primary(patch: pytest.MonkeyPatch) -> None:
+    init = Promotion.__init__
+
+    def all_of_it(self: Promotion, primary: Any, *others: Any) -> None:
+        init(self, primary, *others)
+        self._limit = primary.slots.capacity
+
+    patch.setattr(Promotion, "__init__", all_of_it)
+
+
+def what_is_being_stored_is_found(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#53498: findable is not readable."""
+    patch.setattr(SlotTable, "hit", lambda self, key: self.find(key) >= 0)
+
+
+def hits_do_not_last(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#39702: what was found is gone before it is loaded."""
+    patch.setattr(SlotTable, "_busy", lambda self, slot: bool(self._pins[slot]))
+
+
+def a_pin_is_not_released(patch: pytest.MonkeyPatch) -> None:
+    release = SlotTable.unpin
+    released = count()
+    patch.setattr(SlotTable, "unpin", lambda self, slot: next(released) % 20 and release(self, slot))
+
+
+def deadlines_do_not_pass(patch: pytest.MonkeyPatch) -> None:
+    poll = Chain.poll
+    patch.setattr(Chain, "poll", lambda self, now, overdue: poll(self, 0.0, overdue))
+
+
+def tiers_are_not_told_of_a_finish(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Chain, "finish", lambda self, owner: None)
+
+
+def the_engine_may_sleep_too_early(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#45595: the last transfers never complete, since the engine has stopped stepping."""
+    patch.setattr(SecondaryTierManager, "has_pending_work", lambda self: False)
+
+
+def an_eviction_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EventLog, "removed", lambda self, tier, keys: None)
+
+
+def refused_chunks_are_passed_over(patch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm#54415: of an offer that is granted in part the rest is never offered again."""
+    patch.setattr(StorePlan, "stop_at", lambda self, refused: None)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -174,6 +236,16 @@ def reset_forgets_the_manager(patch: pytest.MonkeyPatch) -> None:
         nobody_waits_for_jobs,
         finish_comes_before_the_last_offer,
         reset_forgets_the_manager,
+        stores_take_more_than_their_share,
+        promotions_take_all_of_primary,
+        what_is_being_stored_is_found,
+        hits_do_not_last,
+        a_pin_is_not_released,
+        deadlines_do_not_pass,
+        tiers_are_not_told_of_a_finish,
+        the_engine_may_sleep_too_early,
+        an_eviction_is_not_told,
+        refused_chunks_are_passed_over,
     ],
     ids=lambda plant: plant.__name__,
 )

@@ -51,7 +51,6 @@ class Spy:
         content: told of each chunk before it is offered.
         requests: those that the engine has been given, by name; whoever gives one enters it.
         begun: how many the manager has been told of.
-        hits: keys that were HIT in this step.
 
     Args:
         batch: whether it has `match_prefix`.
@@ -65,7 +64,8 @@ class Spy:
         self.match_prefix = self._match_prefix if batch else None
         self.begun = 0
         self.requests: dict[str, SimRequest] = {}
-        self.hits: set[Key] = set()
+        self._hits: set[Key] = set()
+        """Keys that were HIT in this step."""
         self._running: dict[str, _Told] = {}
         self._copies: defaultdict[tuple[str, Key, bool], list[_Copy]] = defaultdict(list)
 
@@ -131,6 +131,7 @@ class Spy:
         told.waits_since = None
         self.content.learn(self.requests[ctx.req_id])
         offer: StoreOffer | None = self._manager.prepare_store(keys, ctx)
+        self._check_hits()
         told.refused = offer is None or bool(offer.refused)
         if offer is not None:
             told.covered.update(set(keys).difference(offer.refused))
@@ -161,7 +162,8 @@ class Spy:
 
     def on_schedule_end(self) -> None:
         self._manager.on_schedule_end()
-        self.hits.clear()
+        self._check_hits()
+        self._hits.clear()
 
     def on_request_finished(self, ctx: RequestContext) -> None:
         require(ctx.req_id in self._running, f"{ctx.req_id} is finished twice")
@@ -174,7 +176,7 @@ class Spy:
 
     def reset_cache(self, *args: Any, **kwargs: Any) -> Any:
         report = self._manager.reset_cache(*args, **kwargs)
-        self.hits.clear()
+        self._hits.clear()
         for told in self._running.values():
             told.covered.clear()
             told.offered.clear()
@@ -200,7 +202,10 @@ class Spy:
 
     def _found(self, keys: Sequence[Key]) -> None:
         require(all(map(self._readable, keys)), "a HIT that is not readable")
-        self.hits.update(keys)
+        self._hits.update(keys)
+
+    def _check_hits(self) -> None:
+        require(all(map(self._readable, self._hits)), "HIT in this step, and gone")
 
     def _readable(self, key: Key) -> bool:
         slots = self._manager._slots
