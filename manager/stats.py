@@ -45,7 +45,7 @@ class TierStats:
     name: str
     type: str
     chunks: int = 0
-    """Readable now; of a shared tier those that this engine has stored or found there, and not found gone since."""
+    """Readable now; of a shared tier those that this engine has stored or found, and not found gone since."""
     bytes: int = 0
     """Bytes that those occupy."""
     capacity: int | None = None
@@ -65,8 +65,8 @@ class TierStats:
     failed_reads: int = 0
     corrupt: int = 0
     refused: int = 0
-    """Offered and not taken: the medium said no. Of primary: no room at once, at each offer, however soon another one
-    is granted; an offer that only has to wait for chunks to be moved down counts, too."""
+    """Offered and not taken: the medium said no. Of primary: there was no room at once, also where the offer only
+    had to wait for chunks to be moved down; each offer counts."""
     shed: int = 0
     """Offered and dropped, since too much was waiting already."""
     timed_out: int = 0
