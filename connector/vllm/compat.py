@@ -33,6 +33,7 @@ __all__ = [
     "RequestOffloadingContext",
     "ScheduleEndContext",
     "TierFilter",
+    "TierMatcher",
     "TransferResult",
     "current_config",
     "version",
@@ -73,6 +74,7 @@ try:
         RequestOffloadingContext,
         ScheduleEndContext,
         TierFilter,
+        TierMatcher,
         TransferResult,
     )
     from vllm.v1.kv_offload.base import OffloadingCounterMetadata as CounterMetadata
