@@ -37,7 +37,7 @@ class Calls:
     ) -> None:
         with self._changed:
             self._running -= 1
-            if not self._running:
+            if self._closed and not self._running:
                 self._changed.notify_all()
 
     def close(self) -> bool:

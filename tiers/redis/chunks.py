@@ -72,7 +72,7 @@ class Fetched(NamedTuple):
 def fetch(name: bytes, payload: Buffer) -> Fetched:
     """Reads a chunk into `payload`."""
     header = memoryview(bytearray(HEADER_BYTES))
-    sent = command("GET", name)
+    sent = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name)
 
     def receive(wire: Wire) -> Reply:
         return wire.reply_into(header, payload)

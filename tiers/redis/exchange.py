@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from kvcascade.errors import TierError, TierRefused, TierUnavailable
@@ -24,6 +24,8 @@ _WINDOW = 32 << 20  # bytes that may be on their way, in the server's memory at 
 _AT_ONCE = 1000  # requests on their way
 _GROUP = 4 << 20  # bytes that are handed to the system in one call
 _HOPS = 5  # times that a cluster may send a request elsewhere
+_ASKING = command("ASKING")
+_NOTHING = TierUnavailable("not asked")  # stands where there is no answer yet
 
 
 class Request(NamedTuple):
@@ -62,18 +64,17 @@ class Exchange:
     def ask(self, requests: Sequence[Request], *, replicas: bool = False) -> list[Answer]:
         """One answer for each request. `replicas`: those that have one are put to a replica."""
         end = self._clock() + self._deadline
-        answers: list[Answer] = [None] * len(requests)
+        answers: list[Answer] = [_NOTHING] * len(requests)
         ways = self._ways(requests, answers, replicas)
         for _ in range(_HOPS):
-            moved: dict[_Way, list[int]] = defaultdict(list)
             for way, places in ways.items():
-                for place in self._ask_one(way, requests, places, answers, end):
-                    if found := moved_to(answers[place], way.where):
-                        moved[_Way(found[0], asking=found[1])].append(place)
-            if not moved or not self.links.clustered:
+                self._ask_one(way, requests, places, answers, end)
+            if not self.links.clustered:
+                break
+            ways = _moved(ways, answers)
+            if not ways:
                 break
             self.links.route.mistrust()
-            ways = moved
         return answers
 
     def command(self, name: bytes, *words: bytes | str | int) -> Reply:
@@ -98,9 +99,9 @@ class Exchange:
 
     def ask_at(self, where: Location, requests: Sequence[Request]) -> list[Answer]:
         """One answer of this one server for each request."""
-        answers: list[Answer] = [None] * len(requests)
+        answers: list[Answer] = [_NOTHING] * len(requests)
         end = self._clock() + self._deadline
-        self._ask_one(_Way(where), requests, list(range(len(requests))), answers, end)
+        self._ask_one(_Way(where), requests, range(len(requests)), answers, end)
         return answers
 
     def command_at(self, where: Location, *words: bytes | str | int) -> Reply:
@@ -128,8 +129,13 @@ class Exchange:
             return LARGEST
         return int(answer[1]) if isinstance(answer, list) and len(answer) == 2 else LARGEST
 
-    def _ways(self, requests: Sequence[Request], answers: list[Answer], replicas: bool) -> dict[_Way, list[int]]:
+    def _ways(
+        self, requests: Sequence[Request], answers: list[Answer], replicas: bool
+    ) -> Mapping[_Way, Sequence[int]]:
+        """Where each request goes; the answer of those that go nowhere is why."""
         route = self.links.route
+        if route.only is not None:
+            return {_Way(route.only): range(len(requests))}
         ways: dict[_Way, list[int]] = defaultdict(list)
         for place, request in enumerate(requests):
             try:
@@ -142,69 +148,76 @@ class Exchange:
         return ways
 
     def _ask_one(
-        self, way: _Way, requests: Sequence[Request], places: list[int], answers: list[Answer], end: float
-    ) -> list[int]:
-        """Puts these requests to one server; the places of those that it answered."""
-        done = 0
-        demoted = False
+        self, way: _Way, requests: Sequence[Request], places: Sequence[int], answers: list[Answer], end: float
+    ) -> None:
+        """Puts these requests to one server."""
         try:
             with self.links.pool(way.where, replica=way.replica).lease(end) as wire:
                 for window in _windows(requests, places):
-                    for place, answer in _through(wire, requests, window, way.asking):
-                        answers[place] = answer
-                        done += 1
-                        demoted |= isinstance(answer, Refusal) and answer.code == "READONLY"
-                if demoted:
+                    _through(wire, requests, window, way.asking, answers)
+                if any(_demoted(answers[place]) for place in places):
                     self.links.route.mistrust()
                     wire.close()  # the address may stand for another server by now
         except TierError as error:
-            for place in places[done:]:
-                answers[place] = error
             self.links.route.mistrust()
-        return places[:done]
+            for place in places:
+                if answers[place] is _NOTHING or moved_to(answers[place], way.where):
+                    answers[place] = error
 
 
-def _windows(requests: Sequence[Request], places: list[int]) -> Iterator[list[int]]:
+def _demoted(answer: Answer) -> bool:
+    return isinstance(answer, Refusal) and answer.code == "READONLY"
+
+
+def _moved(ways: Mapping[_Way, Sequence[int]], answers: list[Answer]) -> dict[_Way, list[int]]:
+    """Where a cluster wants to have requests instead."""
+    moved: dict[_Way, list[int]] = defaultdict(list)
+    for way, places in ways.items():
+        for place in places:
+            if found := moved_to(answers[place], way.where):
+                moved[_Way(found[0], asking=found[1])].append(place)
+    return moved
+
+
+def _windows(requests: Sequence[Request], places: Sequence[int]) -> list[Sequence[int]]:
     """What may be on its way at a time."""
-    window: list[int] = []
-    weight = 0
-    for place in places:
-        if window and (weight + requests[place].weight > _WINDOW or len(window) >= _AT_ONCE):
-            yield window
-            window, weight = [], 0
-        window.append(place)
+    windows: list[Sequence[int]] = []
+    start = weight = 0
+    for count, place in enumerate(places):
         weight += requests[place].weight
-    if window:
-        yield window
+        if count > start and (weight > _WINDOW or count - start >= _AT_ONCE):
+            windows.append(places[start:count])
+            start, weight = count, requests[place].weight
+    windows.append(places[start:])
+    return windows
 
 
 def _through(
-    wire: Wire, requests: Sequence[Request], window: list[int], asking: bool
-) -> Iterator[tuple[int, Reply]]:
-    """Sends a window, and yields its answers as they come. Where sending fails the server may have said why."""
+    wire: Wire, requests: Sequence[Request], window: Sequence[int], asking: bool, answers: list[Answer]
+) -> None:
+    """Sends a window, and notes its answers as they come. Where sending fails the server may have said why."""
     lost: TierUnavailable | None = None
     try:
         _send(wire, requests, window, asking)
     except TierUnavailable as error:
         lost = error
-    for place in window:
-        try:
+    try:
+        for place in window:
             if asking:
                 wire.reply()
-            answer = requests[place].receive(wire)
-        except TierUnavailable as error:
-            raise lost or error from error
-        yield place, answer
+            answers[place] = requests[place].receive(wire)
+    except TierUnavailable as error:
+        raise lost or error from error
     if lost:
         wire.close()
 
 
-def _send(wire: Wire, requests: Sequence[Request], window: list[int], asking: bool) -> None:
+def _send(wire: Wire, requests: Sequence[Request], window: Sequence[int], asking: bool) -> None:
     parts: list[Part] = []
     weight = 0
     for place in window:
         if asking:
-            parts.append(command("ASKING"))
+            parts.append(_ASKING)
         parts += requests[place].parts()
         weight += requests[place].weight
         if weight >= _GROUP:

@@ -22,7 +22,7 @@ _TIMEVAL = struct.Struct("@ll")
 _INPUT = 1 << 16  # bytes of the buffer for replies; payloads do not pass through it
 _LINE = 24  # bytes that the length of a value takes, more or less
 _MANY = 1000  # buffers that one call of the system takes
-_DRIFT = 0.9  # the system is told of a deadline again once it is this much closer
+_DRIFT = 0.9  # the system is told of a deadline again once it is this much closer, or farther
 
 
 def command(*words: bytes | str | int) -> bytes:
@@ -52,7 +52,8 @@ class Wire:
         self._clock = clock
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        self._end = self._armed = 0.0
+        self._end = 0.0
+        self._armed = 1e-9
         self._ahead = bytearray(_INPUT)  # what was read ahead lies between _start and _stop
         self._input = memoryview(self._ahead)
         self._start = self._stop = 0
@@ -105,16 +106,10 @@ class Wire:
     def _send_some(self, parts: Sequence[Part]) -> None:
         self._arm()
         sent = self._socket.sendmsg(parts)
-        while True:
-            left = []
-            for part in parts:
-                if sent < len(part):
-                    left.append(memoryview(part)[sent:])
-                sent = max(0, sent - len(part))
-            if not left:
-                return
+        while sent < sum(map(len, parts)):
+            parts = _rest(parts, sent)
             self._arm()
-            parts, sent = left, self._socket.sendmsg(left)
+            sent = self._socket.sendmsg(parts)
 
     # Receiving
 
@@ -205,11 +200,7 @@ class Wire:
             if taken < len(part):
                 left.append(part[taken:])
         while left:
-            received = self._receive(left, socket.MSG_WAITALL)
-            while left and received >= len(left[0]):
-                received -= len(left.pop(0))
-            if received:
-                left[0] = left[0][received:]
+            left = _rest(left, self._receive(left, socket.MSG_WAITALL))
 
     def _receive(self, targets: Sequence[Buffer], flags: int) -> int:
         """At least one byte; where the flags ask for it, all that the deadline leaves time for."""
@@ -234,7 +225,7 @@ class Wire:
         if left <= 0:
             self.close()
             raise TierUnavailable(f"{self.where}: no answer in time")
-        if left < self._armed * _DRIFT or left > self._armed:
+        if not _DRIFT < left / self._armed < 1 / _DRIFT:
             self._armed = left
             if self._tls:
                 self._socket.settimeout(left)
@@ -257,3 +248,13 @@ class Wire:
         if isinstance(error, BlockingIOError | TimeoutError):
             return TierUnavailable(f"{self.where}: no answer in time")
         return TierUnavailable(f"{self.where}: the connection was lost: {error.strerror or error}")
+
+
+def _rest(parts: Sequence[Any], done: int) -> list[Buffer]:
+    """What is left of the parts after `done` bytes."""
+    left = []
+    for part in parts:
+        if done < len(part):
+            left.append(memoryview(part)[done:])
+        done = max(0, done - len(part))
+    return left

@@ -178,7 +178,7 @@ def test_all_connections_in_use_is_said(spoiled: Any, proxy: Proxy) -> None:
     holder = threading.Thread(target=hold)
     holder.start()
     begun.wait(HANG)
-    wait_until(lambda: tier._links.pool(tier._settings.locations[0])._places._value == 0, "it is in use")
+    wait_until(lambda: tier._links.pool(tier._settings.locations[0]).used == 1, "it is in use")
     with pytest.raises(TierUnavailable):
         tier.exists(spoiled.keys(1))
     holder.join(HANG)
