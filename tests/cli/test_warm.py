@@ -46,13 +46,16 @@ def test_no_more_than_the_limit(stack: Any) -> None:
         assert stack.holds("disk", range(40)) == list(range(40 - loaded, 40))
 
 
-def test_what_is_there_stays(stack: Any) -> None:
-    stack.fill("disk", range(35, 50))
+def test_what_is_there_stays(stack: Any, long_ago: Any) -> None:
+    with long_ago(3600):
+        stack.fill("disk", range(35, 50))
+    before = stack.chunk("disk", 38).entry
     aged(stack, range(40))
     done = stack.run("warm")
     row = done.stdout.splitlines()[-2].split()
     assert row[:3] == ["disk", "model=m", "35"]
     assert row[5] == "5"
+    assert stack.chunk("disk", 38).entry == before
     assert stack.holds("disk", range(50)) == list(range(50))
 
 

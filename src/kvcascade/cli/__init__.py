@@ -64,7 +64,8 @@ class _Commands(click.Group):
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kvcascade")
 def main() -> None:
-    """A multi-tier KV cache for LLM engines: GPU, host memory and disk as one stack.
+    """A multi-tier KV cache for LLM engines: GPU, host memory, disk, Redis and S3 as one stack.
 
-    STACK is a YAML file, or the name of a stack that ships: embedded, host-only, host-redis, minio, shared-fs, full.
+    STACK is a YAML file, or the name of a stack that ships: embedded, host-only, host-redis, minio, shared-fs,
+    full.
     """

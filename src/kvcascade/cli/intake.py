@@ -45,7 +45,7 @@ class Taken:
 
 
 class Intake:
-    """A tier, open for one namespace. What comes first counts as used last.
+    """A tier, open for one namespace. Of what comes, the first counts as used last; what is there keeps its times.
 
     Raises, on opening:
         ConfigError: an engine has the tier to itself, or it can't be opened as it is described.
@@ -67,7 +67,7 @@ class Intake:
         largest = _largest(mine, chunk_bytes) if hasattr(settings, "eviction") else chunk_bytes
         self._tier = settings.open(OpenContext(namespace, largest, engine_id, weights))
         self._room = _room(self._tier, settings, mine, others)
-        self._order: list[Key] = []
+        self._stored: list[Key] = []
         self.taken = Taken()
 
     def lacking(self, keys: Sequence["Key"]) -> list[bool]:
@@ -78,7 +78,6 @@ class Intake:
         """
         there = self._tier.exists(keys)
         self.taken.there += sum(there)
-        self._order += compress(keys, there)
         return [not one for one in there]
 
     @property
@@ -119,7 +118,7 @@ class Intake:
             if outcome.ok:
                 self.taken.stored += 1
                 self.taken.nbytes += len(chunk.payload)
-                self._order.append(chunk.key)
+                self._stored.append(chunk.key)
             elif outcome.kind is OutcomeKind.REFUSED:
                 self.taken.no_room += 1
                 self._room = 0
@@ -134,7 +133,7 @@ class Intake:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._tier.touch(self._order[::-1])
+            self._tier.touch(self._stored[::-1])
         finally:
             self._tier.close()
 
