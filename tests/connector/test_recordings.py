@@ -120,8 +120,8 @@ class Driver:
         self.local: dict[str, int] = {}
         """Request -> tokens that the engine had itself when it asked last."""
         self.declined: set[str] = set()
-        """Requests whose load the adapter does not want, since it would be less than a chunk, or the one before has
-        left nothing."""
+        """Requests whose load the adapter does not want, since it would be less than a chunk, or the one before
+        has left nothing."""
         self.brought: set[str] = set()
         """Those that the recorded connector loads for, without the adapter."""
         self.spoilt: set[str] = set()
@@ -237,8 +237,8 @@ class Driver:
     # Within
 
     def left_to_compute(self, request: SimRequest, tokens: int) -> int:
-        """Of so many tokens the adapter leaves the last one of a prompt out where a window is behind it: the engine
-        computes it again, and it needs its own window. The recorded connector knew of no windows."""
+        """Of so many tokens the adapter leaves the last one of a prompt out where a window is behind it: the
+        engine computes it again, and it needs its own window. The recorded connector knew of no windows."""
         return int(tokens == request.num_tokens and any(group.window is not None for group in self.groups))
 
     def follow_blocks(self, plan: StepPlan) -> None:

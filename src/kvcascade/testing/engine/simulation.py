@@ -146,7 +146,6 @@ class Simulation:
         self._spy.before_reset()
         if self.engine.reset(preempt, scope):
             self.engine.model.weights += 1
-            self.stack.change_weights()
         self._spy.after_reset()
         self.stack.be_patient(True)
 

@@ -14,7 +14,7 @@ from kvcascade.testing.wrappers import FaultTier
 from kvcascade.tiers import Tier
 from kvcascade.tiers.disk.settings import DiskSettings
 from kvcascade.tiers.host import HostPool, HostSettings
-from kvcascade.tiers.memory import MemorySettings
+from kvcascade.tiers.memory import MemorySettings, MemoryTier
 from kvcascade.types import Buffer, Capabilities, Key, Namespace
 
 __all__ = ["SimulatedStack", "StackShape", "TierShape"]
@@ -63,8 +63,8 @@ class SimulatedStack:
         self.media: list[ManualLane] = []
         self.lanes: list[WatchedLane] = []
         self.faults: list[FaultTier] = []
-        self._shared: list[Tier] = []
-        self._taken: list[tuple[Tier, Key, bytes]] = []
+        self._shared: list[MemoryTier] = []
+        self._taken: list[tuple[MemoryTier, int, Key, bytes]] = []
         """Chunks that other engines have removed from shared tiers."""
         self.on_submit: Callable[[Job], None] = lambda job: None
         self.on_write: Callable[[Job], None] = lambda job: None
@@ -96,10 +96,11 @@ class SimulatedStack:
             fault.active = active
 
     def others(self, pick: int) -> None:
-        """Another engine removes a chunk from a shared tier, or brings one back."""
+        """Another engine removes a chunk from a shared tier, or brings one back, if it is of the tier's epoch."""
         if pick % 3 == 0 and self._taken:
-            tier, key, payload = self._taken.pop(pick // 3 % len(self._taken))
-            tier.write([key], [memoryview(payload)])
+            tier, epoch, key, payload = self._taken.pop(pick // 3 % len(self._taken))
+            if epoch == tier._epoch:
+                tier.write([key], [memoryview(payload)])
             return
         shared = [(tier, entry) for tier in self._shared for entry in tier.entries()]
         if shared:
@@ -107,11 +108,7 @@ class SimulatedStack:
             buffer = bytearray(entry.nbytes)
             tier.read([entry.key], [memoryview(buffer)])
             tier.delete([entry.key])
-            self._taken.append((tier, entry.key, bytes(buffer)))
-
-    def change_weights(self) -> None:
-        """What other engines have computed before is of no use any more."""
-        self._taken.clear()
+            self._taken.append((tier, tier._epoch, entry.key, bytes(buffer)))
 
     def be_patient(self, patient: bool) -> None:
         """Whether the media have the time that a reset gives them."""
@@ -124,7 +121,7 @@ class SimulatedStack:
     def _wrap(self, name: str, tier: Tier) -> Tier:
         fault = FaultTier(tier, self.shape.seed, self.shape.faults)
         fault.active = False
-        if self.shape.tiers[len(self.faults)].shared:
+        if self.shape.tiers[len(self.faults)].shared and isinstance(tier, MemoryTier):
             fault.capabilities = Capabilities(shared=True)
             self._shared.append(tier)
         self.faults.append(fault)
