@@ -5,6 +5,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 from xml.etree.ElementTree import Element
 from xml.sax.saxutils import escape
@@ -20,11 +21,12 @@ from .sdk import Sdk
 if TYPE_CHECKING:
     from .settings import S3Settings
 
-__all__ = ["Bucket", "Found", "Got", "Object", "Page", "Put"]
+__all__ = ["Bucket", "Found", "Got", "Object", "Page", "Put", "Written"]
 
 _BULK = 1000
 _IS_THERE = ("BucketAlreadyOwnedByYou", "BucketAlreadyExists")
 _MISSING = 404
+_KEPT = (409, 412)
 
 
 class Found(NamedTuple):
@@ -52,6 +54,16 @@ class Put(NamedTuple):
     body: tuple[Buffer, ...]
     fields: tuple[tuple[str, str], ...]
     """Of HTTP: metadata, type."""
+
+
+class Written(Enum):
+    """What became of an object that was to be written."""
+
+    DONE = auto()
+    KEPT = auto()
+    """There was one of that name, which the store has kept."""
+    FULL = auto()
+    """The store has no room for it."""
 
 
 class Object(NamedTuple):
@@ -87,6 +99,8 @@ class Bucket:
             ConfigError: botocore can't use what it finds.
         """
         self.name = settings.bucket
+        self.keeps = False
+        """Whether the store can be told to keep what it has."""
         self._sdk = Sdk(settings)
         self._client = Client(self._sdk, settings.concurrency)
         self._put_fields = tuple(
@@ -133,15 +147,20 @@ class Bucket:
             else:
                 yield _missing(answer, "can't be read")
 
-    def put(self, objects: Iterable[Put], end: float) -> Iterator[bool | TierError]:
-        """Writes objects. False where the store has no room for one."""
-        for answer in self._client.each(map(self._request, objects), end):
+    def put(self, objects: Iterable[Put], end: float, only_new: bool = False) -> Iterator[Written | TierError]:
+        """Writes objects; with `only_new` those that are not there, if the store `keeps` what it has."""
+        condition = (("If-None-Match", "*"),) if only_new else ()
+        for answer in self._client.each((self._request(one, condition) for one in objects), end):
             if isinstance(answer, TierError):
                 yield answer
             elif answer.good:
-                yield True
+                yield Written.DONE
+            elif only_new and answer.status in _KEPT:
+                yield Written.KEPT
+            elif failures.is_full(answer):
+                yield Written.FULL
             else:
-                yield False if failures.is_full(answer) else failures.of_answer(answer, "can't be written")
+                yield failures.of_answer(answer, "can't be written")
 
     def delete(self, names: Iterable[str], end: float) -> Iterator[TierError | None]:
         """Removes objects, those that are there."""
@@ -159,11 +178,16 @@ class Bucket:
 
     def write(self, name: str, body: bytes, end: float) -> None:
         """Writes a small object."""
-        (written,) = self.put([Put(name, (memoryview(body),), (("Content-Type", "application/json"),))], end)
+        (written,) = self.put([_small(name, body)], end)
         if isinstance(written, TierError):
             raise written
-        if not written:
+        if written is Written.FULL:
             raise TierRefused("can't be written: the store is full")
+
+    def learn_from(self, name: str, body: bytes, end: float) -> None:
+        """Finds out whether the store `keeps` what it has, by writing an object that is there again, as it is."""
+        (written,) = self.put([_small(name, body)], end, only_new=True)
+        self.keeps = written is Written.KEPT
 
     def page(self, prefix: str, end: float, following: str = "", delimiter: str = "", most: int = 1000) -> Page:
         """A page of the list of all objects whose names begin with `prefix`, in the order of their names."""
@@ -223,8 +247,8 @@ class Bucket:
         _check_missing(answer, "can't be asked for its lifecycle")
         return answer.body if answer.good else None
 
-    def _request(self, put: Put) -> Request:
-        fields = (*self._put_fields, *put.fields)
+    def _request(self, put: Put, condition: tuple[tuple[str, str], ...]) -> Request:
+        fields = (*self._put_fields, *put.fields, *condition)
         if self._sdk.checksums:
             crc = 0
             for part in put.body:
@@ -232,6 +256,10 @@ class Bucket:
             value = base64.b64encode(crc.to_bytes(4, "big")).decode()
             fields += (("x-amz-checksum-crc32", value), ("x-amz-sdk-checksum-algorithm", "CRC32"))
         return Request("PUT", put.name, fields=fields, body=put.body)
+
+
+def _small(name: str, body: bytes) -> Put:
+    return Put(name, (memoryview(body),), (("Content-Type", "application/json"),))
 
 
 def _missing(answer: Answer, what: str) -> TierError | None:

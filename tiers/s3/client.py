@@ -1,8 +1,7 @@
 """Sends requests, several at a time where that is free, and returns their answers in order."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from ssl import SSLError
 
 from botocore.exceptions import BotoCoreError
@@ -20,6 +19,7 @@ __all__ = ["Client"]
 
 _LONGEST_BODY = 8 << 20
 _CORRECTIONS = 3
+_MISSING = 404
 _SLOW_DOWN = (429, 503)
 _MUTE = (400, 403)
 """Answers to HEAD, which have no body that says why."""
@@ -80,25 +80,20 @@ class _Flight:
         self._terms = sdk.terms
         self._entered = entered
         self._connection: Connection | None = None
+        self._answer: Answer | None = None
         self._failure: TierUnavailable | None = None
-        with self._failing():
-            if not entered:
-                pool.enter(end)
-                self._entered = True
-            self._send(request)
+        self._attempt(self._take_off)
 
     def land(self) -> Answer | TierError:
         """Its answer; trouble that the answer explains is corrected, and the request sent again."""
-        answer: Answer | None = None
         if self._failure is None:
-            with self._failing():
-                answer = self._corrected()
+            self._attempt(self._correct)
         self.abandon()
-        if answer is None:
+        if self._answer is None:
             return self._failure or TierUnavailable("no answer")
-        if answer.status in _SLOW_DOWN:
+        if self._answer.status in _SLOW_DOWN:
             self._pool.slow_down()
-        return answer
+        return self._answer
 
     def abandon(self) -> None:
         """Gives back what it holds."""
@@ -107,15 +102,30 @@ class _Flight:
             self._entered = False
             self._pool.leave()
 
-    def _corrected(self) -> Answer:
+    def _attempt(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except OSError as error:
+            self._failure = failures.of_transport(error, self._terms.origin)
+        except BotoCoreError as error:
+            self._failure = failures.of_credentials(error)
+
+    def _take_off(self) -> None:
+        if not self._entered:
+            self._pool.enter(self._end)
+            self._entered = True
+        self._send(self._request)
+
+    def _correct(self) -> None:
         answer = self._explained(self._receive(self._request))
         for _ in range(_CORRECTIONS):
-            terms = None if answer.good else self._sdk.revised(self._terms, self._request, answer)
+            settled = answer.good or answer.status == _MISSING
+            terms = None if settled else self._sdk.revised(self._terms, self._request, answer)
             if terms is None:
                 break
             self._terms = terms
             answer = self._explained(self._repeat(self._request))
-        return answer
+        self._answer = answer
 
     def _explained(self, answer: Answer) -> Answer:
         if self._request.method != "HEAD" or answer.status not in _MUTE or answer.code:
@@ -154,12 +164,3 @@ class _Flight:
         else:
             body = connection.receive_rest(_LONGEST_BODY, self._end)
         return answer_of(head, body, received)
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._failure = failures.of_transport(error, self._terms.origin)
-        except BotoCoreError as error:
-            self._failure = failures.of_credentials(error)

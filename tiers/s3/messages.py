@@ -53,8 +53,8 @@ class Answer(NamedTuple):
 
 def answer_of(head: Head, body: bytes, received: int) -> Answer:
     """An answer, with what the body of an error says."""
-    if 200 <= head.status < 300:
-        return Answer(head.status, head.fields, body, received)
+    if 200 <= head.status < 300 or not body:
+        return Answer(head.status, head.fields, body, received, region=head.fields.get("x-amz-bucket-region", ""))
     said = document(body)
     region = head.fields.get("x-amz-bucket-region") or said.findtext("{*}Region") or ""
     code, message = said.findtext("{*}Code") or "", said.findtext("{*}Message") or ""

@@ -97,9 +97,12 @@ def _describe(bucket: Bucket, home: Home, namespace: Namespace, writes: bool, en
     said = parsed(bucket.read(home.description, end))
     if said is not None and (problem := too_new(home, said)):
         raise ConfigError(problem)
-    if said is None and writes:
-        said = {"format": FORMAT, "fields": dict(namespace.fields)}
-        bucket.write(home.description, json.dumps(said, indent=1, ensure_ascii=False).encode(), end)
+    if writes:
+        facts = {"format": FORMAT, "fields": dict(namespace.fields)}
+        body = json.dumps(facts, indent=1, ensure_ascii=False).encode()
+        if said is None:
+            bucket.write(home.description, body, end)
+        bucket.learn_from(home.description, body, end)
 
 
 def too_new(home: Home, said: dict[str, object]) -> str:

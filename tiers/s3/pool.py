@@ -11,6 +11,7 @@ __all__ = ["Pool"]
 _LESS = 0.5
 _MORE = 0.05
 _LONGEST_REST = 30.0
+_SHORT_REST = 0.2
 
 
 class Pool:
@@ -81,8 +82,9 @@ class Pool:
         Raises:
             OSError: none can be made.
         """
-        while not fresh and (connection := self._next_idle()) is not None:
-            if connection.origin == origin and connection.idle:
+        while not fresh and (found := self._next_idle()) is not None:
+            rested, connection = found
+            if connection.origin == origin and (rested < _SHORT_REST or connection.idle):
                 return connection
             connection.close()
         return self._connect(origin, end)
@@ -103,15 +105,16 @@ class Pool:
         for _, connection in idle:
             connection.close()
 
-    def _next_idle(self) -> Connection | None:
-        """The one that has served last. After a long rest none is trusted: what lies between may have forgotten a
-        connection without closing it."""
+    def _next_idle(self) -> tuple[float, Connection] | None:
+        """The one that has served last, and for how many seconds it has rested. After a long rest none is trusted:
+        what lies between may have forgotten a connection without closing it."""
         with self._changed:
             if not self._idle:
                 return None
             since, connection = self._idle.pop()
-            if time.monotonic() - since < _LONGEST_REST:
-                return connection
+            rested = time.monotonic() - since
+            if rested < _LONGEST_REST:
+                return rested, connection
         connection.close()
         self.close()
         return None

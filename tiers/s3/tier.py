@@ -12,7 +12,7 @@ from kvcascade.tiers.calls import Calls
 from kvcascade.tiers.envelope import Envelope, Flaw, checksum, flaw_of, pack, parse
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Outcome, Usage
 
-from .bucket import Found, Got, Object, Put
+from .bucket import Found, Got, Object, Put, Written
 from .layout import ENVELOPE, WRITTEN, is_chunk, key_in, metadata, place
 from .opening import Opened, open_bucket
 from .upkeep import Upkeep
@@ -223,27 +223,40 @@ class S3Tier(Tier):
             return [outcomes[key] for key in keys]
 
     def _write(self, era: Era, given: dict[Key, Buffer]) -> dict[Key, Outcome]:
+        """Where the store keeps what it has, it is asked what that is only then; else before."""
         end = self._end()
-        outcomes: dict[Key, Outcome] = {}
-        names = {key: place(era.path, key) for key in given}
-        for key, found in zip(given, self._bucket.find(names.values(), end), strict=True):
+        outcomes = self._put(era, given, end, only_new=True) if self._bucket.keeps else {}
+        outcomes |= self._present(era, {key: given[key] for key in given if key not in outcomes}, end)
+        return outcomes | self._put(era, {key: given[key] for key in given if key not in outcomes}, end)
+
+    def _present(self, era: Era, given: dict[Key, Buffer], end: float) -> dict[Key, Outcome]:
+        """The outcomes of those that are there already."""
+        outcomes = {}
+        names = [place(era.path, key) for key in given]
+        for (key, buffer), found in zip(given.items(), self._bucket.find(names, end), strict=True):
             if isinstance(found, TierError):
                 outcomes[key] = Outcome.failed(found)
-            elif self._is_there(found, len(given[key])):
+            elif self._is_there(found, len(buffer)):
                 outcomes[key] = Outcome.OK
-        absent = [key for key in given if key not in outcomes]
-        puts = (self._put(era, key, names[key], given[key]) for key in absent)
-        for key, stored in zip(absent, self._bucket.put(puts, end), strict=True):
-            if isinstance(stored, TierError):
-                outcomes[key] = Outcome.failed(stored)
-            else:
-                outcomes[key] = Outcome.OK if stored and era is self._era else Outcome.REFUSED
-                self._count(stored, stored * (ENVELOPE + len(given[key])))
         return outcomes
 
-    def _put(self, era: Era, key: Key, name: str, buffer: Buffer) -> Put:
+    def _put(self, era: Era, given: dict[Key, Buffer], end: float, only_new: bool = False) -> dict[Key, Outcome]:
+        """The outcomes, but for those that the store has kept."""
+        outcomes = {}
+        puts = (self._sealed(era, key, buffer) for key, buffer in given.items())
+        for (key, buffer), written in zip(given.items(), self._bucket.put(puts, end, only_new), strict=True):
+            if isinstance(written, TierError):
+                outcomes[key] = Outcome.failed(written)
+            elif written is Written.FULL:
+                outcomes[key] = Outcome.REFUSED
+            elif written is Written.DONE:
+                outcomes[key] = Outcome.OK if era is self._era else Outcome.REFUSED
+                self._count(1, ENVELOPE + len(buffer))
+        return outcomes
+
+    def _sealed(self, era: Era, key: Key, buffer: Buffer) -> Put:
         envelope = Envelope(era.stamp, key, len(buffer), self._now(), time.time_ns(), checksum(buffer))
-        return Put(name, (memoryview(pack(envelope, ENVELOPE)), buffer), metadata(envelope))
+        return Put(place(era.path, key), (memoryview(pack(envelope, ENVELOPE)), buffer), metadata(envelope))
 
     # -- moving to another epoch
 

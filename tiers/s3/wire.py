@@ -4,6 +4,7 @@ A call to the system is made for a whole payload, not for each piece of it: besi
 may have to wait for the interpreter lock.
 """
 
+import math
 import os
 import socket
 import ssl
@@ -23,6 +24,8 @@ _LONGEST_HEAD = 64 << 10
 _END = b"\r\n\r\n"
 _BODILESS = (204, 304)
 _TIMEVAL = struct.Struct("ll")
+_TICKS = 20
+_TICK = 1 / _TICKS  # seconds
 _MOST_PARTS = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in os.sysconf_names else 16
 
 
@@ -78,33 +81,31 @@ class _Plain:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._ticks = 0
         sock.settimeout(None)
 
     def send(self, parts: Sequence[Buffer], end: float) -> int:
-        self._bound(socket.SO_SNDTIMEO, end)
-        with _timeouts():
+        self._bound(end)
+        try:
             return self._sock.sendmsg(parts[:_MOST_PARTS])
+        except BlockingIOError as error:
+            raise TimeoutError("the deadline has passed") from error
 
     def receive(self, view: Buffer, end: float, whole: bool = False) -> int:
-        self._bound(socket.SO_RCVTIMEO, end)
-        with _timeouts():
+        self._bound(end)
+        try:
             return self._sock.recv_into(view, 0, socket.MSG_WAITALL if whole else 0)
-
-    def _bound(self, option: int, end: float) -> None:
-        seconds = left(end)
-        timeval = _TIMEVAL.pack(int(seconds), max(1, int(seconds % 1 * 1e6)))
-        self._sock.setsockopt(socket.SOL_SOCKET, option, timeval)
-
-
-class _timeouts:  # noqa: N801 - reads as a word
-    """A wait that was bounded ends with EAGAIN."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, BlockingIOError):
+        except BlockingIOError as error:
             raise TimeoutError("the deadline has passed") from error
+
+    def _bound(self, end: float) -> None:
+        """No wait is longer than until `end`, rounded up: most calls find it set so already."""
+        ticks = math.ceil(left(end) / _TICK)
+        if ticks != self._ticks:
+            self._ticks = ticks
+            timeval = _TIMEVAL.pack(ticks // _TICKS, ticks % _TICKS * 1_000_000 // _TICKS)
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                self._sock.setsockopt(socket.SOL_SOCKET, option, timeval)
 
 
 class _Tls:
