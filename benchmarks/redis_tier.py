@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from kvcascade.tiers.envelope import HEADER_BYTES, Envelope, checksum, pack
 from kvcascade.tiers.redis import RedisSettings
 
 KIB, MIB = 1 << 10, 1 << 20
+POOL = 128 * MIB
 SINK = str(Path(__file__).with_name("redis_sink.py"))
 
 
@@ -63,55 +65,88 @@ class Place:
 
 
 class Chunks:
-    """A batch: keys, and a buffer for each."""
+    """A pool of slots, as an engine has it: much larger than the processor's caches. A batch is the next few."""
 
     def __init__(self, nbytes: int, count: int) -> None:
         self.nbytes = nbytes
-        self.keys = [key_for(number) for number in range(count)]
-        self.buffers = [buffer(nbytes) for _ in self.keys]
-        for view, key in zip(self.buffers, self.keys, strict=True):
+        self.count = count
+        keys = [key_for(number) for number in range(max(POOL // nbytes // count, 1) * count)]
+        self.batches = [Batch(keys[start : start + count], nbytes) for start in range(0, len(keys), count)]
+
+    def turns(self) -> "Iterator[Batch]":
+        """One batch after the other, again and again."""
+        return cycle(self.batches)
+
+
+class Batch:
+    """Keys, a slot for each, and the checksums of what is in them."""
+
+    def __init__(self, keys: list[bytes], nbytes: int) -> None:
+        self.keys = keys
+        self.slots = [buffer(nbytes) for _ in keys]
+        for view, key in zip(self.slots, keys, strict=True):
             fill(view, key)
+        self.sums = [checksum(view) for view in self.slots]
 
     @property
     def right(self) -> bool:
-        return all(holds(view, key) for view, key in zip(self.buffers, self.keys, strict=True))
+        return all(holds(view, key) for view, key in zip(self.slots, self.keys, strict=True))
 
     def spoil(self) -> None:
-        for view in self.buffers:
+        for view in self.slots:
             np.frombuffer(view, np.uint8)[:] = 0xAA
 
 
-class Bare:
+class Contender:
+    """Stores and loads the next batch at each call; returns its payload bytes."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._moved = chunks.nbytes * chunks.count
+        self._turns = chunks.turns()
+
+    def store(self) -> int:
+        self.store_batch(next(self._turns))
+        return self._moved
+
+    def load(self) -> int:
+        self.load_batch(next(self._turns))
+        return self._moved
+
+    def store_batch(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def load_batch(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+
+class Bare(Contender):
     """The limit: nothing but the system calls, the checksums and the bytes of the protocol."""
 
     def __init__(self, place: Place, chunks: Chunks) -> None:
+        super().__init__(chunks)
         self._end = place.connect()
-        self._chunks = chunks
-        self._names = [b"bare:" + key.hex().encode() for key in chunks.keys]
         self._value = HEADER_BYTES + chunks.nbytes
-        self._head = b"$%d\r\n" % self._value
-        self._ahead = memoryview(bytearray(len(self._head) + HEADER_BYTES))
+        self._ahead = memoryview(bytearray(len(b"$%d\r\n" % self._value) + HEADER_BYTES))
         self._tail = memoryview(bytearray(2))
-        self._sums = [checksum(view) for view in chunks.buffers]
 
-    def store(self) -> int:
-        for name, view, key in zip(self._names, self._chunks.buffers, self._chunks.keys, strict=True):
+    def store_batch(self, batch: Batch) -> None:
+        for view, key in zip(batch.slots, batch.keys, strict=True):
+            name = b"bare:" + key.hex().encode()
             header = pack(Envelope(bytes(16), key, len(view), 0.0, 0, checksum(view)), HEADER_BYTES)
             front = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, self._value)
             self._send([front + header, view, b"\r\n"])
-        left = 5 * len(self._names)
+        left = 5 * len(batch.keys)
         while left:
             left -= len(self._end.recv(left))
-        return self._chunks.nbytes * len(self._names)
 
-    def load(self) -> int:
-        self._send([b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name) for name in self._names])
-        for view, right in zip(self._chunks.buffers, self._sums, strict=True):
+    def load_batch(self, batch: Batch) -> None:
+        names = [b"bare:" + key.hex().encode() for key in batch.keys]
+        self._send([b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name) for name in names])
+        for view, right in zip(batch.slots, batch.sums, strict=True):
             self._receive([self._ahead])
             self._receive([view, self._tail])
             if checksum(view) != right:
                 raise ValueError("wrong bytes")
-        return self._chunks.nbytes * len(self._names)
 
     def _send(self, parts: list[Any]) -> None:
         sent, whole = self._end.sendmsg(parts), sum(map(len, parts))
@@ -127,36 +162,32 @@ class Bare:
         self._end.close()
 
 
-class Peer:
+class Peer(Contender):
     """redis-py with hiredis, the way it is meant to be used."""
 
     def __init__(self, place: Place, chunks: Chunks) -> None:
+        super().__init__(chunks)
         self._client = place.client()
-        self._chunks = chunks
-        self._names = [b"peer:" + key.hex().encode() for key in chunks.keys]
-        self._sums = [checksum(view) for view in chunks.buffers]
 
-    def store(self) -> int:
-        pipe = self._client.pipeline(transaction=False) if len(self._names) > 1 else self._client
-        for place, (name, view) in enumerate(zip(self._names, self._chunks.buffers, strict=True)):
-            self._sums[place] = checksum(view)
-            pipe.set(name, view)
+    def store_batch(self, batch: Batch) -> None:
+        pipe = self._client.pipeline(transaction=False) if len(batch.keys) > 1 else self._client
+        for key, view in zip(batch.keys, batch.slots, strict=True):
+            checksum(view)
+            pipe.set(b"peer:" + key, view)
         if pipe is not self._client:
             pipe.execute()
-        return self._chunks.nbytes * len(self._names)
 
-    def load(self) -> int:
-        values = [self._client.get(self._names[0])] if len(self._names) == 1 else self._many()
-        for value, view, right in zip(values, self._chunks.buffers, self._sums, strict=True):
+    def load_batch(self, batch: Batch) -> None:
+        values = [self._client.get(b"peer:" + batch.keys[0])] if len(batch.keys) == 1 else self._many(batch)
+        for value, view, right in zip(values, batch.slots, batch.sums, strict=True):
             np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(value, np.uint8))
             if checksum(view) != right:
                 raise ValueError("wrong bytes")
-        return self._chunks.nbytes * len(self._names)
 
-    def _many(self) -> list[bytes]:
+    def _many(self, batch: Batch) -> list[bytes]:
         pipe = self._client.pipeline(transaction=False)
-        for name in self._names:
-            pipe.get(name)
+        for key in batch.keys:
+            pipe.get(b"peer:" + key)
         found: list[bytes] = pipe.execute()
         return found
 
@@ -164,23 +195,21 @@ class Peer:
         self._client.close()
 
 
-class Ours:
+class Ours(Contender):
     """The tier, as a lane calls it."""
 
     def __init__(self, place: Place, chunks: Chunks, again: bool) -> None:
+        super().__init__(chunks)
         self._tier = place.settings().open(OpenContext(NAMESPACE, chunks.nbytes))
-        self._chunks = chunks
         self._again = again  # the sink stores a chunk that is there again; a server would say that it has it
 
-    def store(self) -> int:
+    def store_batch(self, batch: Batch) -> None:
         if not self._again:
-            self._tier.delete(self._chunks.keys)
-        self._check(self._tier.write(self._chunks.keys, self._chunks.buffers))
-        return self._chunks.nbytes * len(self._chunks.keys)
+            self._tier.delete(batch.keys)
+        self._check(self._tier.write(batch.keys, batch.slots))
 
-    def load(self) -> int:
-        self._check(self._tier.read(self._chunks.keys, self._chunks.buffers))
-        return self._chunks.nbytes * len(self._chunks.keys)
+    def load_batch(self, batch: Batch) -> None:
+        self._check(self._tier.read(batch.keys, batch.slots))
 
     def _check(self, outcomes: list[Any]) -> None:
         if not all(outcome.ok for outcome in outcomes):
@@ -199,25 +228,28 @@ def run(place: Place, link: str, sizes: list[int], batches: list[int], real: boo
             if link != "tls":
                 contenders["socket"] = Bare(place, chunks)
             contenders["redis-py"] = Peer(place, chunks)
+            for one in contenders.values():
+                _check(one, chunks)
             for verb in ("store", "load"):
                 case = {"link": link, "verb": verb, "KiB": nbytes // KIB, "chunks": count}
                 works: dict[str, Callable[[], int]] = {
                     name: getattr(one, verb) for name, one in contenders.items()
                 }
                 results += interleaved(case, works, options.rounds, options.seconds)
-                _compare(works, chunks, verb)
             for one in contenders.values():
                 one.close()
     return results
 
 
-def _compare(works: dict[str, Callable[[], int]], chunks: Chunks, verb: str) -> None:
-    """Every contender really brings the bytes."""
-    for name, work in works.items() if verb == "load" else ():
-        chunks.spoil()
-        work()
-        if not chunks.right:
-            raise ValueError(f"{name} brings other bytes")
+def _check(contender: Contender, chunks: Chunks) -> None:
+    """It stores all chunks, and really brings their bytes."""
+    for batch in chunks.batches:
+        contender.store_batch(batch)
+    for batch in chunks.batches:
+        batch.spoil()
+        contender.load_batch(batch)
+        if not batch.right:
+            raise ValueError(f"{type(contender).__name__} brings other bytes")
 
 
 @contextmanager

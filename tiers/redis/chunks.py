@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvcascade.tiers.envelope import HEADER_BYTES, Envelope, checksum, pack
+from kvcascade.tiers.envelope import HEADER_BYTES, Envelope, checksum, flaw_of, pack
 from kvcascade.types import Buffer, Key, Namespace
 
 from .exchange import Request
-from .replies import Reply
+from .replies import Reply, Stored
 from .wire import Part, Wire, command
 
 __all__ = ["Era", "Fetched", "Names", "client_name", "fetch", "store"]
@@ -69,13 +69,16 @@ class Fetched(NamedTuple):
     header: Buffer
 
 
-def fetch(name: bytes, payload: Buffer) -> Fetched:
-    """Reads a chunk into `payload`."""
+def fetch(name: bytes, payload: Buffer, stamp: bytes, key: Key) -> Fetched:
+    """Reads a chunk into `payload`, and verifies it at once, while it is in the processor's cache."""
     header = memoryview(bytearray(HEADER_BYTES))
     sent = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name)
 
     def receive(wire: Wire) -> Reply:
-        return wire.reply_into(header, payload)
+        reply = wire.reply_into(header, payload)
+        if isinstance(reply, Stored) and reply.in_place:
+            return Stored(True, flaw_of(header, payload, stamp, key))
+        return reply
 
     return Fetched(Request(name, lambda: [sent], receive, len(payload)), header)
 

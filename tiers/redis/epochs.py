@@ -87,6 +87,11 @@ class Epochs:
         self._replace("", "")
         return self.enter(name) if name else Epoch("", _fresh(""), private=True)
 
+    def is_over(self, epoch: Epoch) -> bool:
+        """Whether nobody who starts enters it any more. Being asked keeps a mark from being evicted."""
+        mark = self._mark(epoch.name)
+        return epoch.private or self._exchange.command(mark, "GET", mark) != epoch.mark.encode()
+
     def current(self) -> dict[bytes, Epoch]:
         """The epochs that engines may enter now, by the stamp of their chunks; of all names."""
         found: dict[bytes, Epoch] = {}

@@ -22,7 +22,7 @@ LARGEST = 512 << 20
 
 _WINDOW = 32 << 20  # bytes that may be on their way, in the server's memory at worst
 _AT_ONCE = 1000  # requests on their way
-_GROUP = 4 << 20  # bytes that are handed to the system in one call
+_GROUP = 256 << 10  # bytes that are handed to the system in one call; more would wait for their checksums
 _HOPS = 5  # times that a cluster may send a request elsewhere
 _ASKING = command("ASKING")
 _NOTHING = TierUnavailable("not asked")  # stands where there is no answer yet
@@ -62,8 +62,9 @@ class Exchange:
         self._clock = clock
 
     def ask(self, requests: Sequence[Request], *, replicas: bool = False) -> list[Answer]:
-        """One answer for each request. `replicas`: those that have one are put to a replica."""
-        end = self._clock() + self._deadline
+        """One answer for each request. `replicas`: those that have one are put to a replica, within half of the
+        time, so that a primary can still be asked."""
+        end = self._clock() + self._deadline * (0.5 if replicas else 1.0)
         answers: list[Answer] = [_NOTHING] * len(requests)
         ways = self._ways(requests, answers, replicas)
         for _ in range(_HOPS):
@@ -153,9 +154,10 @@ class Exchange:
         """Puts these requests to one server."""
         try:
             with self.links.pool(way.where, replica=way.replica).lease(end) as wire:
+                demoted = False
                 for window in _windows(requests, places):
-                    _through(wire, requests, window, way.asking, answers)
-                if any(_demoted(answers[place]) for place in places):
+                    demoted |= _through(wire, requests, window, way.asking, answers)
+                if demoted:
                     self.links.route.mistrust()
                     wire.close()  # the address may stand for another server by now
         except TierError as error:
@@ -163,10 +165,6 @@ class Exchange:
             for place in places:
                 if answers[place] is _NOTHING or moved_to(answers[place], way.where):
                     answers[place] = error
-
-
-def _demoted(answer: Answer) -> bool:
-    return isinstance(answer, Refusal) and answer.code == "READONLY"
 
 
 def _moved(ways: Mapping[_Way, Sequence[int]], answers: list[Answer]) -> dict[_Way, list[int]]:
@@ -194,9 +192,11 @@ def _windows(requests: Sequence[Request], places: Sequence[int]) -> list[Sequenc
 
 def _through(
     wire: Wire, requests: Sequence[Request], window: Sequence[int], asking: bool, answers: list[Answer]
-) -> None:
-    """Sends a window, and notes its answers as they come. Where sending fails the server may have said why."""
+) -> bool:
+    """Sends a window, and notes its answers as they come. Where sending fails the server may have said why.
+    Whether the server says that it is no primary any more."""
     lost: TierUnavailable | None = None
+    demoted = False
     try:
         _send(wire, requests, window, asking)
     except TierUnavailable as error:
@@ -205,11 +205,14 @@ def _through(
         for place in window:
             if asking:
                 wire.reply()
-            answers[place] = requests[place].receive(wire)
+            answers[place] = answer = requests[place].receive(wire)
+            if isinstance(answer, Refusal) and answer.code == "READONLY":
+                demoted = True
     except TierUnavailable as error:
         raise lost or error from error
     if lost:
         wire.close()
+    return demoted
 
 
 def _send(wire: Wire, requests: Sequence[Request], window: Sequence[int], asking: bool) -> None:

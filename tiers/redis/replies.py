@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple, TypeAlias
 
 from kvcascade.errors import TierError, TierRefused, TierUnavailable
+from kvcascade.tiers.envelope import Flaw
 
 from .settings import Location
 
@@ -26,6 +27,12 @@ class Stored(NamedTuple):
 
     in_place: bool
     """Whether it was as long as was expected, and is in the buffers; else it was skipped."""
+    flaw: Flaw | None = None
+    """What keeps it from being the chunk that was asked for."""
+
+    @property
+    def right(self) -> bool:
+        return self.in_place and self.flaw is None
 
 
 Reply: TypeAlias = bytes | int | list[Any] | Refusal | Stored | None

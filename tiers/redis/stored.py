@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvcascade.errors import ConfigError, TierError, TierRefused
-from kvcascade.tiers.envelope import HEADER_BYTES, Flaw, flaw_of
+from kvcascade.tiers.envelope import HEADER_BYTES, Flaw
 from kvcascade.tiers.stored import Holding, Reading, Removed, StoredChunk, StoredEpoch, StoredNamespace
 from kvcascade.types import Buffer, Entry, Namespace, Outcome
 
@@ -98,10 +98,13 @@ class RedisStored(StoredNamespace):
 
     def read(self, chunks: Sequence[StoredChunk]) -> list[Reading]:
         payloads = [memoryview(bytearray(max(0, chunk.token.length - HEADER_BYTES))) for chunk in chunks]
-        fetched = [fetch(chunk.token.name, payload) for chunk, payload in zip(chunks, payloads, strict=True)]
+        fetched = [
+            fetch(chunk.token.name, payload, self._stamp(chunk.token), chunk.entry.key)
+            for chunk, payload in zip(chunks, payloads, strict=True)
+        ]
         answers = self._exchange.ask([one.request for one in fetched])
         return [
-            _reading(chunk, answer, bytes(one.header), payload, self._stamp(chunk.token))
+            _reading(chunk, answer, bytes(one.header), payload)
             for chunk, answer, one, payload in zip(chunks, answers, fetched, payloads, strict=True)
         ]
 
@@ -162,7 +165,7 @@ def _chunk(listed: Listed, epoch: StoredEpoch) -> StoredChunk:
     return StoredChunk(entry, epoch, listed.name.decode(), sequence, listed)
 
 
-def _reading(chunk: StoredChunk, answer: Answer, header: bytes, payload: Buffer, stamp: bytes) -> Reading:
+def _reading(chunk: StoredChunk, answer: Answer, header: bytes, payload: Buffer) -> Reading:
     if isinstance(answer, TierError):
         return Reading(Outcome.failed(answer))
     if isinstance(answer, Refusal):
@@ -171,6 +174,6 @@ def _reading(chunk: StoredChunk, answer: Answer, header: bytes, payload: Buffer,
         return Reading(Outcome.CORRUPT, flaw=Flaw.NO_ENVELOPE)
     if not isinstance(answer, Stored) or not answer.in_place or header != chunk.token.header:
         return Reading(Outcome.MISSING)
-    if flaw := flaw_of(header, payload, stamp, chunk.entry.key):
-        return Reading(Outcome.CORRUPT, flaw=flaw)
+    if answer.flaw is not None:
+        return Reading(Outcome.CORRUPT, flaw=answer.flaw)
     return Reading(Outcome.OK, payload, None, chunk.sequence)

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -12,10 +13,10 @@ from kvcascade.configs.units import format_size
 from kvcascade.errors import ConfigError, TierError, TierRefused, TierUnavailable
 from kvcascade.tiers.base import OpenContext, Tier
 from kvcascade.tiers.calls import Calls
-from kvcascade.tiers.envelope import HEADER_BYTES, flaw_of
+from kvcascade.tiers.envelope import HEADER_BYTES
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Namespace, Outcome, Usage
 
-from .chunks import Era, Fetched, Names, client_name, fetch, store
+from .chunks import Era, Names, client_name, fetch, store
 from .epochs import Epoch, Epochs
 from .exchange import LARGEST, Answer, Exchange, Request, plain
 from .links import Links
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["RedisTier"]
 
 log = logging.getLogger("kvcascade.tiers.redis")
+
+WATCH_EVERY = 30.0
+"""Seconds between two looks whether the epoch is over."""
 
 
 class RedisTier(Tier):
@@ -58,6 +62,8 @@ class RedisTier(Tier):
         self._era: Era | None = None
         self._chunks = self._bytes = 0
         self._uses = Uses()
+        self._watched = time.monotonic()
+        self._told: Epoch | None = None
         self._connect()
         _opened.add(self)
 
@@ -146,17 +152,15 @@ class RedisTier(Tier):
             era = self._era
             if era is None:
                 return [Outcome.MISSING] * len(keys)
-            wanted = list(zip(keys, buffers, strict=True))
-            fetched = [fetch(era.name(key), buffer) for key, buffer in wanted]
-            answers = self._fetch(fetched)
-            outcomes = [
-                self._judge(era, key, buffer, one, answer)
-                for (key, buffer), one, answer in zip(wanted, fetched, answers, strict=True)
+            requests = [
+                fetch(era.name(key), buffer, era.stamp, key).request
+                for key, buffer in zip(keys, buffers, strict=True)
             ]
+            answers = self._fetch(requests)
+            outcomes = [self._judge(*pair) for pair in zip(requests, answers, strict=True)]
             return outcomes if era is self._era else [Outcome.MISSING] * len(keys)
 
-    def _fetch(self, fetched: Sequence[Fetched]) -> list[Answer]:
-        requests = [one.request for one in fetched]
+    def _fetch(self, requests: Sequence[Request]) -> list[Answer]:
         if not self._settings.read_replicas:
             return self._exchange.ask(requests)
         answers = self._exchange.ask(requests, replicas=True)
@@ -165,17 +169,14 @@ class RedisTier(Tier):
             answers[place] = answer
         return answers
 
-    def _judge(self, era: Era, key: Key, buffer: Buffer, fetched: Fetched, answer: Answer) -> Outcome:
+    def _judge(self, request: Request, answer: Answer) -> Outcome:
+        if isinstance(answer, Stored) and answer.right:
+            return Outcome.OK
         if answer is None:
             return Outcome.MISSING
-        if isinstance(answer, Refusal) and answer.code != "WRONGTYPE":
-            return self._failed(fetched.request, answer)
-        if isinstance(answer, TierError):
-            return Outcome.failed(answer)
-        in_place = isinstance(answer, Stored) and answer.in_place
-        if in_place and flaw_of(fetched.header, buffer, era.stamp, key) is None:
-            return Outcome.OK
-        self._remove([fetched.request.name])
+        if isinstance(answer, TierError) or (isinstance(answer, Refusal) and answer.code != "WRONGTYPE"):
+            return self._failed(request, answer)
+        self._remove([request.name])
         return Outcome.CORRUPT
 
     # Removing
@@ -289,10 +290,25 @@ class RedisTier(Tier):
 
     def maintain(self, budget: float) -> Changes:
         with self._calls:
-            era = self._era
-            if era is not None:
+            era, epoch = self._era, self._epoch
+            if era is not None and epoch is not None:
                 self._uses.tell(era, self._exchange, budget)
+                self._watch(epoch)
             return Changes()
+
+    def _watch(self, epoch: Epoch) -> None:
+        """Says once if engines that start from now on will not share with this one."""
+        now = time.monotonic()
+        if epoch.private or epoch is self._told or now < self._watched + WATCH_EVERY:
+            return
+        self._watched = now
+        if self._epochs.is_over(epoch):
+            self._told = epoch
+            log.warning(
+                "%s: this engine's epoch is over, because another one was reset or the server has lost keys: "
+                "engines that start from now on do not share with it until it is reset or started again",
+                self._where,
+            )
 
     def close(self) -> None:
         _opened.discard(self)

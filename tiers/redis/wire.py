@@ -20,7 +20,7 @@ Part: TypeAlias = bytes | Buffer
 
 _TIMEVAL = struct.Struct("@ll")
 _INPUT = 1 << 16  # bytes of the buffer for replies; payloads do not pass through it
-_LINE = 24  # bytes that the length of a value takes, more or less
+_SHOWN = 24  # bytes of an answer that is none
 _MANY = 1000  # buffers that one call of the system takes
 _DRIFT = 0.9  # the system is told of a deadline again once it is this much closer, or farther
 
@@ -133,7 +133,8 @@ class Wire:
 
     def reply_into(self, header: Buffer, payload: Buffer) -> Reply:
         """The next reply: a value is received into these two; one of another length is skipped."""
-        line = self._line(len(header) + _LINE)
+        ahead = len(header) + len(b"$%d\r\n" % (len(header) + len(payload)))  # so that the payload stays aligned
+        line = self._line(ahead - (self._stop - self._start))
         if line[:1] != b"$":
             if line[:1] == b"-":
                 return Refusal.parse(line[1:])
@@ -161,7 +162,7 @@ class Wire:
                 return line
             searched = max(self._start, self._stop - 1)
             if self._stop - self._start > _INPUT // 2:
-                raise self._unexpected(bytes(self._input[self._start : self._start + _LINE]))
+                raise self._unexpected(bytes(self._input[self._start : self._start + _SHOWN]))
             searched -= self._fill(limit)
 
     def _fill(self, limit: int) -> int:
@@ -173,7 +174,7 @@ class Wire:
             left = bytes(self._input[self._start : self._stop])
             self._input[: len(left)] = left
             self._start, self._stop = 0, len(left)
-        self._stop += self._receive([self._input[self._stop : self._stop + limit]], 0)
+        self._stop += self._receive([self._input[self._stop : self._stop + max(limit, 1)]], 0)
         return moved
 
     def _bulk(self, nbytes: int) -> bytes:
@@ -242,7 +243,7 @@ class Wire:
 
     def _unexpected(self, found: bytes) -> TierUnavailable:
         self.close()
-        return TierUnavailable(f"{self.where}: an answer that is none: {found[:_LINE]!r}")
+        return TierUnavailable(f"{self.where}: an answer that is none: {found[:_SHOWN]!r}")
 
     def _lost(self, error: OSError) -> TierUnavailable:
         if isinstance(error, BlockingIOError | TimeoutError):

@@ -269,3 +269,19 @@ def test_a_move_waits_for_the_replicas(tmp_path: Path, sharing: Callable[..., An
         replica.resume()
         tier.move_to("v1")
         assert shared.store(tier, [KEY]) == [Outcome.OK]
+
+
+def test_who_runs_on_in_an_epoch_that_is_over_says_so_once(
+    shared: Any, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, private = shared.engine("v1"), shared.engine("v1")
+    private.move_to("")
+    one._watched = private._watched = float("-inf")
+    for _ in range(2):
+        one.maintain(1.0)
+        private.maintain(1.0)
+    again = shared.engine("v1")
+    again._watched = float("-inf")
+    again.maintain(1.0)
+    (line,) = [record.getMessage() for record in caplog.records if "epoch is over" in record.getMessage()]
+    assert line.startswith(f"127.0.0.1:{server.port}: ")
