@@ -131,10 +131,8 @@ def test_a_load_of_before_a_reset_comes_back_as_not_loaded(bench: Make) -> None:
     assert b.stored(r) == [0, 1]
 
 
-@pytest.mark.parametrize("load_first", [True, False])
-def test_a_load_and_a_store_of_one_request_end_in_one_report(bench: Make, load_first: bool) -> None:
-    """vllm-project/vllm#56089: each ends as what it is. The store is of before a reset, the load of after it."""
-    b = bench(tiers=1)
+def load_and_store(b: Bench) -> tuple[Request, int, int]:
+    """A request with a load in flight, and a store of before a reset: their jobs, in this order."""
     first = stored_prompt(b, 8)
     r = b.request("r", [*first.tokens, *range(70, 78)])
     assert b.serve(r, [11, 12]) == 8
@@ -145,13 +143,36 @@ def test_a_load_and_a_store_of_one_request_end_in_one_report(bench: Make, load_f
         b.step()
     b.load(r, [21, 22], found)
     (load,) = b.step().loads
-    ended = b.reports().ended
-    assert ended == {store.job: 1, load.job: 1}
-    order = sorted(ended, reverse=load_first)
+    assert b.reports().ended == {store.job: 1, load.job: 1}
+    return r, load.job, store.job
+
+
+@pytest.mark.parametrize("load_first", [True, False])
+def test_a_load_and_a_store_of_one_request_end_in_one_report(bench: Make, load_first: bool) -> None:
+    """vllm-project/vllm#56089: each ends as what it is."""
+    b = bench(tiers=1)
+    r, load, store = load_and_store(b)
+    order = [load, store] if load_first else [store, load]
     (done,) = b.adapter.update_connector_output(WorkerReport(dict.fromkeys(order, 1)))
     assert done.ok and (done.req_id, done.valid_tokens) == ("r", 8)
     b.check_device(r, 0, 8)
     assert b.stored(r) == [0, 1] and b.adapter.jobs_known == 0
+
+
+@pytest.mark.parametrize("load_first", [True, False])
+def test_an_abort_with_a_load_and_a_store_in_flight_frees_its_blocks_once(bench: Make, load_first: bool) -> None:
+    """vllm-project/vllm#56089: by the load's end, whenever the store ends; and nothing is raised for the other."""
+    b = bench(tiers=1)
+    r, load, store = load_and_store(b)
+    assert b.finish(r, "FINISHED_ABORTED") is True
+    b.step()
+    freed = [
+        [done.req_id for done in b.adapter.update_connector_output(WorkerReport({job: 1}))]
+        for job in ((load, store) if load_first else (store, load))
+    ]
+    assert freed == ([["r"], []] if load_first else [[], ["r"]])
+    b.step()
+    assert (b.adapter.jobs_known, b.adapter.requests_known, len(b.adapter._fences)) == (0, 0, 0)
 
 
 def test_keys_that_were_being_loaded_do_not_hold_others_back(bench: Make) -> None:
