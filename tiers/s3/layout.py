@@ -102,14 +102,11 @@ def key_in(name: str) -> Key | None:
 
 
 def metadata(envelope: Envelope) -> tuple[tuple[str, str], ...]:
-    """What an envelope says, as an object's metadata."""
-    facts = {
-        "format": FORMAT,
-        "key": envelope.key.hex(),
-        "bytes": envelope.nbytes,
-        "written": f"{envelope.written:.6f}",
-        "sequence": envelope.sequence,
-        "xxh3": f"{envelope.checksum:016x}",
-        "stamp": envelope.stamp.hex(),
-    }
-    return tuple((f"x-amz-meta-kv-{name}", str(value)) for name, value in facts.items())
+    """What an envelope says and neither name nor size of the object do, as its metadata."""
+    return (
+        ("x-amz-meta-kv-format", str(FORMAT)),
+        ("x-amz-meta-kv-key", envelope.key.hex()),
+        (WRITTEN, f"{envelope.written:.6f}"),
+        ("x-amz-meta-kv-sequence", str(envelope.sequence)),
+        ("x-amz-meta-kv-xxh3", f"{envelope.checksum:016x}"),
+    )

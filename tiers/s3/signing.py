@@ -62,11 +62,11 @@ class _Signer(S3SigV4Auth):
 
     def __init__(self, terms: Terms, digest: str) -> None:
         super().__init__(terms.credentials.get_frozen_credentials(), terms.service, terms.region)
-        self._now = time.gmtime(time.time() + terms.skew)
+        self._timestamp = _timestamp(int(time.time() + terms.skew))
         self._digest = digest
 
     def add_auth(self, request: Any) -> None:
-        request.context["timestamp"] = time.strftime("%Y%m%dT%H%M%SZ", self._now)
+        request.context["timestamp"] = self._timestamp
         self._modify_request_before_signing(request)  # type: ignore[attr-defined]
         self._signed = dict(sorted((name.lower(), value) for name, value in request.headers.items()))
         text = self.string_to_sign(request, self.canonical_request(request))
@@ -88,6 +88,11 @@ class _Signer(S3SigV4Auth):
     def _sign(self, key: bytes, msg: str, hex: bool = False) -> Any:  # noqa: A002 - the name of the base
         """The first four of a signature's five steps are the same all day."""
         return super()._sign(key, msg, hex=True) if hex else _derived(key, msg)  # type: ignore[misc]
+
+
+@lru_cache(maxsize=8)
+def _timestamp(second: int) -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
 
 
 @lru_cache(maxsize=64)
