@@ -141,14 +141,12 @@ def _layer(layer: Any) -> list[str]:
     ]
 
 
-def namespace_of(ranks: Sequence[Mapping[str, str]]) -> Namespace:
-    """The namespace of an engine, of what its ranks have told, in their order.
-
-    Parts that all ranks have told alike are one field; the others stand for their ranks.
-    """
+def namespace_of(engine: Mapping[str, str], ranks: Sequence[Mapping[str, str]]) -> Namespace:
+    """The namespace of an engine, of what all its ranks have in common and what each of them has told, in their
+    order. Of the latter, what all have told alike is a field of its own; the others stand for their ranks."""
     common = dict(set.intersection(*(set(parts.items()) for parts in ranks)))
     own = [{name: value for name, value in parts.items() if name not in common} for parts in ranks]
-    return Namespace.of(**common, ranks=_digest(own) if any(own) else str(len(ranks)))
+    return Namespace.of(**engine, **common, ranks=_digest(own) if any(own) else str(len(ranks)))
 
 
 def check_hashes(algorithm: str, tiers: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ class SharedPool(NamedTuple):
     """What the scheduler gets."""
 
     pool: HostPool
-    ranks: list[dict[str, str]]
+    ranks: list[dict[str, Any]]
     """What each worker has told, by rank."""
 
 
@@ -59,7 +59,7 @@ def join_as_worker(
     rank: int,
     world: int,
     part_bytes: int,
-    told: Mapping[str, str],
+    told: Mapping[str, Any],
     make: Callable[[int], HostPool],
     timeout: float = 300.0,
 ) -> WorkerPool:
@@ -183,7 +183,7 @@ class _Host:
         hellos[hello["rank"]] = hello
         waiting.append(connection)
 
-    def _serve_scheduler(self, ranks: list[dict[str, str]]) -> None:
+    def _serve_scheduler(self, ranks: list[dict[str, Any]]) -> None:
         self._listener.settimeout(None)
         while True:
             try:

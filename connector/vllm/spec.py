@@ -69,8 +69,8 @@ class KVCascadeSpec(compat.OffloadingSpec):
         shared = join_as_scheduler(self.config.engine_id)
         pool = shared.pool
         events = self.kv_events_config.enable_kv_cache_events
-        namespace = identity.namespace_of(shared.ranks)
-        stack = build(self._stack, namespace, pool.slot_bytes, self._engine_id(), pool=pool, events=events)
+        namespace = identity.namespace_of(shared.ranks[0]["engine"], [told["rank"] for told in shared.ranks])
+        stack = build(self._stack, namespace, pool.slot_bytes, pool=pool, events=events)
         _log_start(self._stack, namespace, stack, self._tokens_per_chunk() / len(self.config.groups))
         places = [place_of(tier) for tier in self._stack.tiers]
         return CascadeManager(stack, CopyLedger(pool.marks, pool.slots), places, events)
@@ -80,8 +80,9 @@ class KVCascadeSpec(compat.OffloadingSpec):
         _check_engine(engine, self._stack)
         tensors, groups = layout_of(kv_caches, self.blocks_per_chunk)
         needed = TransferWorker.part_bytes(tensors, groups)
-        told = identity.rank_parts(engine, self.config, kv_caches)
-        told |= identity.engine_parts(engine, compat.version) if parallel.rank == 0 else {}
+        told = {"rank": identity.rank_parts(engine, self.config, kv_caches)}
+        if parallel.rank == 0:
+            told["engine"] = identity.engine_parts(engine, compat.version)
         pool = join_as_worker(
             self.config.engine_id, parallel.rank, parallel.world_size, needed, told, self._make_pool
         )
@@ -93,12 +94,6 @@ class KVCascadeSpec(compat.OffloadingSpec):
         ranks = self.config.parallel.world_size
         slot_bytes = part_bytes * ranks
         return HostPool(pool_slots(self._stack, slot_bytes), slot_bytes, ranks=ranks)
-
-    def _engine_id(self) -> str:
-        """Where tiers have a place for each engine: the first that is free, but for data-parallel replicas, whose
-        places are their numbers."""
-        parallel = self.config.parallel
-        return f"dp{parallel.data_parallel_index}" if parallel.data_parallel_size > 1 else ""
 
     def _tokens_per_chunk(self) -> int:
         return int(max(self.tokens_per_block)) * int(self.blocks_per_chunk)

@@ -1,10 +1,21 @@
 """vLLM answers the same with a stack as without one, and loads what it has computed before."""
 
+import json
 from functools import partial
 
 import pytest
 
-from kvcascade.testing.vllm import BLOCK, WAYS, full_blocks, host, make_model, on_disk, prompt, shared
+from kvcascade.testing.vllm import (
+    BLOCK,
+    WAYS,
+    full_blocks,
+    host,
+    make_model,
+    on_disk,
+    prompt,
+    shared,
+    transfer_config,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -170,6 +181,7 @@ def test_few_blocks_on_the_device(engine, way, ask, seen):
     few = engine(host(), way, {"offload_prompt_only": False}, num_gpu_blocks_override=70)
     prompts = [prompt(500, 30 + number) for number in range(6)]
     ask(few, prompts, 120)
+    assert few.metrics()["num_preemptions"] > 0
     again = ask(few, prompts, 120)
     assert sum(again) >= sum(full_blocks(500) for _ in prompts) // 2
     seen.note(way, "70 blocks on the device, preemption", again)
@@ -254,3 +266,74 @@ def test_another_model_finds_nothing(engine, way, ask, tmp_path):
     reader.close()
     make_model(tmp_path / "model", seed=0)
     assert ask(engine(stack, way, **settings)) == LOADED
+
+
+def test_a_reset_with_copies_in_flight(engine, way, ask, plain, seen, tmp_path):
+    first = engine(on_disk(tmp_path / "disk", "544KiB"), way, {"offload_prompt_only": False})
+    answers = first.reset_in_flight(prompts=PROMPTS, tokens=TOKENS)
+    assert texts(answers) == texts(plain(prompts=PROMPTS, tokens=TOKENS))
+    at_rest(first)
+    assert first.reset()
+    ask(first)
+    assert first.reset()
+    again = ask(first)
+    assert sum(again) > 0
+    seen.note(way, "reset while chunks are copied", again)
+    at_rest(first)
+
+
+def test_conversations_of_many_users_at_once(engine, way, ask, plain, seen, tmp_path):
+    """Four turns of eight users, each turn with all before it; few blocks on the device, little host memory."""
+    chat = engine(
+        on_disk(tmp_path / "disk", "4MiB"),
+        way,
+        {"offload_prompt_only": False},
+        num_gpu_blocks_override=160,
+        async_scheduling=True,
+    )
+    said = [prompt(200 + 30 * user, 100 + user) for user in range(8)]
+    counts = []
+    for turn in range(4):
+        counts.append(sum(ask(chat, said, 40)))
+        answers = plain(prompts=said, tokens=40)
+        said = [
+            told + answer["tokens"][0] + prompt(60, 1000 * turn + user)
+            for user, (told, answer) in enumerate(zip(said, answers, strict=True))
+        ]
+    assert counts[0] == 0 and counts[3] > counts[1] > 0
+    seen.note(way, "four turns of eight users, asynchronous scheduling", counts)
+    at_rest(chat)
+
+
+def test_beside_another_connector(engine, way, ask, seen, tmp_path):
+    """In vLLM's MultiConnector, beside one that stores and loads the same prompts on its own."""
+    ours = transfer_config(way, on_disk(tmp_path / "disk"))
+    other = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "other")},
+    }
+    several = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [ours, other]},
+    }
+    first = engine(way=way, kv_transfer_config=several, num_gpu_blocks_override=120)
+    assert ask(first) == NOTHING
+    assert first.reset()
+    assert ask(first) == LOADED
+    seen.note(way, "in a MultiConnector, beside another connector", LOADED)
+    at_rest(first)
+
+
+def test_two_engines_with_one_stack_file(engine, way, ask, seen, tmp_path):
+    """On one host, at the same time: each has a folder of its own, and finds it again."""
+    stack = tmp_path / "stack.yaml"
+    stack.write_text(json.dumps(on_disk(tmp_path / "disk")))
+    one, other = (engine(str(stack), way, wait=False) for _ in range(2))
+    one.wait_ready(), other.wait_ready()
+    assert ask(one) == NOTHING and ask(other) == NOTHING
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["engine-0", "engine-1"]
+    one.close(), other.close()
+    assert ask(engine(str(stack), way)) == LOADED
+    seen.note(way, "two engines with one stack file, then one again", LOADED)

@@ -82,9 +82,7 @@ def layout(tokens=32, blocks=1, page=8192, shape=(2, 32, 64), backend="CPU_ATTN"
 
 
 def namespace(model, version="0.32.0", ranks=1, layouts=None, **changes):
-    layouts = layouts or [layout()] * ranks
-    first, *others = layouts
-    return namespace_of([first | engine_parts(config(model, **changes), version), *others])
+    return namespace_of(engine_parts(config(model, **changes), version), layouts or [layout()] * ranks)
 
 
 def test_the_same_engine_has_the_same_namespace(model):

@@ -6,13 +6,16 @@ Needs an environment in which vLLM is installed.
 from .engine import Engine
 from .model import BLOCK, full_blocks, make_model, prompt, text_of
 from .nursery import Nursery
+from .server import Completion, Server
 from .stacks import WAYS, host, on_disk, shared, transfer_config
 
 __all__ = [
     "BLOCK",
     "WAYS",
+    "Completion",
     "Engine",
     "Nursery",
+    "Server",
     "full_blocks",
     "host",
     "make_model",

@@ -86,7 +86,9 @@ class Runner:
         found = {}
         for metric in self.llm.get_metrics():
             value = getattr(metric, "value", None)
-            if value is not None and ("kvcascade" in metric.name or "kv_offload" in metric.name):
+            if value is not None and (
+                "kvcascade" in metric.name or "kv_offload" in metric.name or "preempt" in metric.name
+            ):
                 tier = metric.labels.get("tier")
                 found[metric.name.removeprefix("vllm:") + (f".{tier}" if tier else "")] = value
         return found
@@ -110,8 +112,25 @@ class Runner:
             "copies": len(manager._ledger._open) + len(manager._ledger._void),
         }
 
+    def reset_in_flight(self, prompts: list[list[int]], tokens: int) -> list[Any]:
+        """As `generate`; but in the middle, with copies under way, the connector's cache is cleared."""
+        names = [f"reset-{place}" for place in range(len(prompts))]
+        for name, prompt in zip(names, prompts, strict=True):
+            self.engine.add_request(name, {"prompt_token_ids": prompt}, _sampling(tokens))
+        found: dict[str, Any] = {}
+        while self.engine.has_unfinished_requests():
+            found |= {output.request_id: output for output in self.engine.step() if output.finished}
+            if self._manager()._ledger._open:
+                self._connector().reset_cache()
+        self.settle()
+        return [_answer(found[name]) for name in names]
+
+    def _connector(self) -> Any:
+        connector = self.engine.engine_core.engine_core.scheduler.connector
+        return getattr(connector, "_connectors", [connector])[0]
+
     def _manager(self) -> Any:
-        return self.engine.engine_core.engine_core.scheduler.connector.connector_scheduler.manager
+        return self._connector().connector_scheduler.manager
 
 
 def _sampling(tokens: int, params: dict[str, Any] | None = None, **more: Any) -> Any:
