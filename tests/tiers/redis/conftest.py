@@ -10,7 +10,7 @@ import pytest
 
 from kvcascade.testing import buffer, bytes_for, holds, key_for
 from kvcascade.testing.servers import Proxy
-from kvcascade.testing.servers.redis import RedisServer
+from kvcascade.testing.servers.redis import RedisCluster, RedisServer, redis_cluster
 from kvcascade.tiers import OpenContext
 from kvcascade.tiers.redis import RedisSettings
 from kvcascade.tiers.redis.tier import RedisTier
@@ -67,6 +67,13 @@ class Shared:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     with RedisServer(tmp_path_factory.mktemp("redis"), unix=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """For all modules; who moves a slot moves it back."""
+    with redis_cluster(tmp_path_factory.mktemp("cluster"), replica=True) as running:
         yield running
 
 

@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 
 from kvcascade.testing import TierConformance, TierStateMachine, key_for
 from kvcascade.testing.conformance import Opener
-from kvcascade.testing.servers.redis import RedisCluster, RedisServer, external_url, redis_cluster
+from kvcascade.testing.servers.redis import RedisCluster, RedisServer, external_url
 from kvcascade.testing.servers.tls import TlsFront, make_certificates
 from kvcascade.tiers import OpenContext, Tier
 from kvcascade.tiers.redis import RedisSettings
@@ -63,20 +63,17 @@ class TestUnixSocket(OnRedis):
         type(self).given = {"url": server.unix_url}
 
 
+@pytest.fixture(scope="module")
+def encrypted(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    certificates = make_certificates(tmp_path_factory.mktemp("tls"), "127.0.0.1")
+    with TlsFront(server.port, certificates) as front:
+        yield {"url": f"rediss://127.0.0.1:{front.port}/0", "tls": {"ca_file": str(certificates.ca_file)}}
+
+
 class TestTls(OnRedis):
     @pytest.fixture(autouse=True)
-    def _url(self, server: RedisServer, tmp_path: Path) -> Iterator[None]:
-        certificates = make_certificates(tmp_path / "tls", "127.0.0.1")
-        with TlsFront(server.port, certificates) as front:
-            tls = {"ca_file": str(certificates.ca_file)}
-            type(self).given = {"url": f"rediss://127.0.0.1:{front.port}/0", "tls": tls}
-            yield
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    with redis_cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
+    def _url(self, encrypted: dict[str, Any]) -> None:
+        type(self).given = encrypted
 
 
 class TestCluster(OnRedis):

@@ -1,12 +1,11 @@
 """What `kvcascade inspect`, `verify`, `gc`, `export` and `warm` see on servers and do to it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvcascade.testing import StoredConformance
-from kvcascade.testing.servers.redis import RedisCluster, RedisServer, redis_cluster
+from kvcascade.testing.servers.redis import RedisCluster, RedisServer
 from kvcascade.tiers import StoredChunk, TierSettings
 from kvcascade.tiers.redis import RedisSettings
 
@@ -26,12 +25,6 @@ class TestStored(StoredConformance):
 
     def owner(self, name: str) -> RedisServer:
         return self.server
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    with redis_cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
 
 
 class TestStoredOnACluster(TestStored):

@@ -125,12 +125,6 @@ def _there(tier: Any, keys: Any) -> list[bool]:
 # Cluster
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    with redis_cluster(tmp_path_factory.mktemp("cluster"), replica=True) as running:
-        yield running
-
-
 @pytest.fixture
 def spread(cluster: RedisCluster, sharing: Callable[..., Any]) -> Any:
     return sharing(mode="cluster", nodes=tuple(cluster.nodes))
