@@ -38,9 +38,9 @@ class LhdPolicy:
     Hit rates of one tier, in the traces that come along, beside the best of LRU, ARC and S3-FIFO:
 
         capacity        1 %     2 %     5 %     10 %    20 %    40 %
-        conversation    0.1080  0.1515  0.2195  0.2921  0.3459  0.3595
+        conversation    0.1069  0.1511  0.2189  0.2922  0.3459  0.3595
           best other    0.0755  0.1083  0.2100  0.2843  0.3453  0.3604
-        synthetic       0.0495  0.0814  0.1675  0.2821  0.4234  0.5715
+        synthetic       0.0509  0.0818  0.1683  0.2774  0.4224  0.5731
           best other    0.0434  0.0815  0.1614  0.2689  0.4036  0.5747
 
     It takes the more time to learn the larger the tier is; until then it is between LRU and LFU. What it has

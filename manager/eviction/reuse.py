@@ -10,10 +10,10 @@ __all__ = ["ReuseModel"]
 Floats = NDArray[np.float64]
 
 _BUCKETS_AN_OCTAVE = 4
-_CLASSES = np.array([[1.0], [8.0]])
+_CLASSES = np.array([[1.0], [20.0]])
 """How often chunks used once, and those used again, come back, as far as nothing is known."""
 # What that and the other assumptions weigh, in chunks that came back.
-_BY_AGE, _BY_CLASS, _BY_CELL = 5.0, 500.0, 200.0
+_BY_AGE, _BY_CLASS, _BY_CELL = 30.0, 500.0, 200.0
 _ROUNDS = 3
 _MOST_RISK = 5.0  # of a bucket; keeps what is left of a class above zero
 
