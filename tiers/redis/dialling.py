@@ -18,8 +18,8 @@ from .wire import Wire
 
 __all__ = ["DRIVER_ERRORS", "Dialler", "in_words"]
 
-DRIVER_ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
-"""What redis-py raises for what servers and networks do."""
+DRIVER_ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException, OSError, UnicodeError)
+"""What redis-py raises for what servers and networks do; the last one for names that can be no host's."""
 
 
 class Dialler:

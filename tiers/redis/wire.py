@@ -20,6 +20,7 @@ Part: TypeAlias = bytes | Buffer
 
 _TIMEVAL = struct.Struct("@ll")
 _INPUT = 1 << 16  # bytes of the buffer for replies; payloads do not pass through it
+_MOST = 16 << 20  # bytes of a reply that is no chunk, or parts of one; only a damaged one says more
 _SHOWN = 24  # bytes of an answer that is none
 _MANY = 1000  # buffers that one call of the system takes
 _DRIFT = 0.9  # the system is told of a deadline again once it is this much closer, or farther
@@ -123,12 +124,13 @@ class Wire:
             return Refusal.parse(rest)
         if kind == b":":
             return self._number(rest)
-        if kind == b"$":
-            nbytes = self._number(rest)
-            return self._bulk(nbytes) if nbytes >= 0 else None
-        if kind == b"*":
+        if kind in (b"$", b"*"):
             count = self._number(rest)
-            return [self.reply() for _ in range(count)] if count >= 0 else None
+            if count > _MOST:
+                raise self._unexpected(line)
+            if count < 0:
+                return None
+            return self._bulk(count) if kind == b"$" else [self.reply() for _ in range(count)]
         raise self._unexpected(line)
 
     def reply_into(self, header: Buffer, payload: Buffer) -> Reply:

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis.cluster
+import redis.crc
+import redis.sentinel
 
 from kvcascade.errors import ConfigError, TierRefused, TierUnavailable
 from kvcascade.testing.servers import free_port
 from kvcascade.testing.servers.redis import RedisServer
 from kvcascade.testing.servers.tls import Certificates, TlsFront, make_certificates
 from kvcascade.tiers import OpenContext
+from kvcascade.tiers.redis.dialling import DRIVER_ERRORS
 from kvcascade.types import Outcome
 
 PASSWORD = "pass/wörd:@% "
@@ -110,6 +114,7 @@ def test_a_database_that_is_not_there(server: RedisServer, sharing: Callable[...
     [
         ("redis://127.0.0.1:{port}/0", "refused; no server listens there"),
         ("redis://no-such-host.invalid/0", "unknown host"),
+        ("redis://a-name-that-is-longer-than-the-sixty-three-characters-a-label-may-have/0", "label"),
         ("unix:///no/such.sock", "no such file"),
     ],
 )
@@ -175,10 +180,6 @@ def test_a_ca_file_that_is_not_there(sharing: Callable[..., Any], front: TlsFron
 
 def test_what_is_used_of_redis_py_is_there(server: RedisServer, sharing: Callable[..., Any]) -> None:
     """Names that it may change without notice, and what it must not do."""
-    import redis.cluster
-    import redis.crc
-    import redis.sentinel
-
     tier = sharing(url=server.url).engine()
     with tier._links.pool(tier._settings.locations[0]).lease(time.monotonic() + 60) as wire:
         connection = wire._connection
@@ -195,6 +196,18 @@ def test_what_is_used_of_redis_py_is_there(server: RedisServer, sharing: Callabl
     assert redis.crc.key_slot(b"123456789") == 12739
     assert {"discover_master", "discover_slaves"} <= set(dir(redis.sentinel.Sentinel))
     assert os.getpid() == connection.pid
+
+
+def test_every_error_of_redis_py_is_one_of_ours() -> None:
+    found = [
+        one
+        for one in vars(redis.exceptions).values()
+        if isinstance(one, type) and one.__module__ == "redis.exceptions"
+    ]
+    errors = [one for one in found if issubclass(one, Exception)]
+    assert len(errors) > 20
+    others = {error.__name__ for error in errors if not issubclass(error, DRIVER_ERRORS)}
+    assert others <= {"ChildDeadlockedError", "IncorrectPolicyType"}, "those are of parts that are not used"
 
 
 def test_open_takes_no_longer_than_it_may(sharing: Callable[..., Any]) -> None:
