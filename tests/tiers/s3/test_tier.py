@@ -8,6 +8,7 @@ import pytest
 
 from kvcascade.errors import ProtocolError
 from kvcascade.testing import bytes_for, key_for
+from kvcascade.testing.servers.http_faults import HttpFaults
 from kvcascade.tiers.envelope import Envelope, pack
 from kvcascade.tiers.s3.layout import ENVELOPE
 from kvcascade.types import Namespace, Outcome, OutcomeKind
@@ -334,3 +335,40 @@ def _in_child(shared: Any, tier: Any, who: int) -> int:
             return 2
     own.close()
     return 0
+
+
+# Stores that keep what they have, where they are asked to
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_what_the_store_has_kept_is_looked_at(one_shared: Any, stores: Any, status: int) -> None:
+    """A chunk that came in between is one that is there; where it is none, it is written after all."""
+    with HttpFaults(port_of(stores["moto"])) as faults:
+        one_shared.endpoint = faults.endpoint
+        tier = one_shared.engine()
+        assert tier._bucket.keeps
+        faults.answer(status, "ConditionalRequestConflict", method="PUT", within=KEY.hex())
+        assert one_shared.store_chunks(tier, [KEY, key_for(2)]) == [Outcome.OK] * 2
+        assert [one.method for one in faults.seen if KEY.hex() in one.target] == ["PUT", "HEAD", "PUT"]
+        assert one_shared.load(tier, [KEY, key_for(2)]) == [Outcome.OK] * 2
+        faults.forget()
+        assert one_shared.store_chunks(tier, [KEY]) == [Outcome.OK]
+        assert [one.method for one in faults.seen if KEY.hex() in one.target] == ["PUT", "HEAD"]
+        one_shared.close()
+
+
+def test_a_store_that_knows_no_conditions_is_asked_before(one_shared: Any, stores: Any) -> None:
+    with HttpFaults(port_of(stores["moto"])) as faults:
+        one_shared.endpoint = faults.endpoint
+        one_shared.engine().close()
+        faults.answer(501, "NotImplemented", "A header you provided", method="PUT", within="namespace.json")
+        tier = one_shared.engine()
+        assert not tier._bucket.keeps
+        faults.forget()
+        assert one_shared.store_chunks(tier, [KEY]) == [Outcome.OK]
+        assert [one.method for one in faults.seen if KEY.hex() in one.target] == ["HEAD", "PUT"]
+        one_shared.close()
+
+
+def port_of(store: Any) -> int:
+    return int(store.endpoint.rpartition(":")[2])
