@@ -182,13 +182,13 @@ class Level:
         if first and job.owner:
             self.awaited -= 1
         if first:
-            self._count(report)
+            self.stats.count(report, self.chunk_bytes)
             self._judge(report, now)
         probed = self._has_probed(report) if job.kind is JobKind.PROBE else Moved()
         if not report.ended:
             return probed
         self._running -= 1
-        self._time(report)
+        self.stats.time(report)
         if job.kind is JobKind.WRITE:
             self.pinned -= len(job.keys)
             self.being_deleted.difference_update(job.victims)
@@ -245,28 +245,6 @@ class Level:
         if now < self._squeezed_until:
             self.residency.squeeze()
         self._squeezed_until = now + _SQUEEZED_FOR
-
-    def _time(self, report: Report) -> None:
-        if report.ran and report.job.kind is not JobKind.PROBE:
-            reads = report.job.kind is JobKind.READ
-            (self.stats.read_latency if reads else self.stats.write_latency).add(report.seconds)
-
-    def _count(self, report: Report) -> None:
-        job, stats = report.job, self.stats
-        stats.timed_out += report.late
-        good = sum(outcome.ok for outcome in report.outcomes)
-        bad = len(report.outcomes) - good
-        stats.corrupt += sum(outcome.kind is OutcomeKind.CORRUPT for outcome in report.outcomes)
-        if job.kind is JobKind.READ:
-            stats.read += good
-            stats.read_bytes += good * self.chunk_bytes
-            stats.failed_reads += bad
-        elif job.kind is JobKind.WRITE:
-            refused = sum(outcome.kind is OutcomeKind.REFUSED for outcome in report.outcomes)
-            stats.written += good
-            stats.written_bytes += good * self.chunk_bytes
-            stats.refused += refused
-            stats.failed_writes += bad - refused
 
     def _judge(self, report: Report, now: float) -> None:
         """Tells the breaker how it went."""

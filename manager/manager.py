@@ -16,9 +16,9 @@ from .cascade import Cascade
 from .chain import Chain
 from .demotion import Demotion
 from .events import Event, EventLog
+from .lookups import Lookups
 from .pinboard import Pinboard
 from .primary import Primary
-from .probing import Probing
 from .promotion import Promotion
 from .requests import Delivery, Request, RequestTable
 from .slots import SlotState
@@ -82,7 +82,8 @@ class SecondaryTierManager:
         self._clock = clock
         self._cascade = Cascade(primary, chain)
         self._promotion = Promotion(primary, chain, self._cascade)
-        self._probing = Probing(chain)
+        self._patience = max([level.settings.deadline for level in chain.levels], default=2.0)
+        self._lookups = Lookups(primary, chain, self._promotion, self._patience)
         self._demotion = Demotion(primary, chain, self._cascade, watermarks or Watermarks(), staging)
         self._cascade.hold, self._cascade.makes_room = self._demotion.hold, self._demotion.makes_room
         pinning = pinning or PinningSettings()
@@ -90,7 +91,6 @@ class SecondaryTierManager:
         self._requests = RequestTable()
         self._storing: dict[Key, Request] = {}
         self._loading: dict[Key, list[Request]] = {}
-        self._patience = max([level.settings.deadline for level in chain.levels], default=2.0)
         self._stats = StackStats([])
         self._now = clock()
         self._stepping = False
@@ -127,7 +127,7 @@ class SecondaryTierManager:
         if self._slots.hit(key):
             request.answers[key] = Delivery.FOUND
             return LookupResult.HIT
-        return self._look_further(key, request)
+        return self._lookups.answer(key, request, self._now)
 
     def match_prefix(self, keys: Sequence[Key], ctx: RequestContext) -> PrefixMatch:
         """`lookup` for a prompt's chunks, head first, up to the first that is not there."""
@@ -247,7 +247,7 @@ class SecondaryTierManager:
     def on_schedule_end(self) -> None:
         """The step ends: what its lookups wanted is submitted."""
         self._begin_step()
-        self._probing.flush(self._now)
+        self._lookups.flush(self._now)
         self._promotion.flush(self._now)
         self._demotion.advance(self._now)
         self._cascade.resume(self._now)
@@ -374,47 +374,6 @@ class SecondaryTierManager:
         """Brings all up to date with what the lanes say."""
         for level, report in self._chain.poll(self._now, overdue):
             report.job.flow.ended(level, report, self._now)
-
-    def _look_further(self, key: Key, request: Request) -> LookupResult:
-        """The answer for a chunk that primary can't give now."""
-        slot = self._slots.find(key)
-        wanted = slot < 0 and not self._slots.quarantined(key)
-        level = self._chain.find(key, request.load_from) if wanted else None
-        if key not in request.answers:
-            self._count_misses(key, level.place if level else len(self._chain.levels))
-        reason = request.turned_down.get(key)
-        unsure = reason is None and wanted and level is None and self._probing.ask(key, request.load_from)
-        if reason is None and slot < 0 and level is None and not unsure:
-            reason = self._why(key)
-        elif reason is None and self._out_of_patience(request):
-            reason = request.turned_down[key] = MissReason.TIMED_OUT
-        if reason is not None:
-            request.answers[key] = reason
-            return LookupResult.MISS
-        request.answers[key] = Delivery.PENDING
-        if unsure:
-            return LookupResult.RETRY
-        if level is not None:
-            self._promotion.want(key, request)
-        else:
-            self._promotion.join(slot, request)
-        return LookupResult.HIT_PENDING
-
-    def _out_of_patience(self, request: Request) -> bool:
-        """Whether this request has been told 'not yet' for as long as any tier may take."""
-        if request.waiting_since is None:
-            request.waiting_since = self._now
-        return self._now - request.waiting_since > self._patience
-
-    def _why(self, key: Key) -> MissReason:
-        reason = self._chain.why(key)
-        return reason if reason is not MissReason.NEVER_STORED else self._primary.why(key)
-
-    def _count_misses(self, key: Key, found_at: int) -> None:
-        """The chunk is not in primary, nor in any tier above `found_at`."""
-        self._primary.stats.misses[self._primary.why(key)] += 1
-        for level in self._chain.levels[:found_at]:
-            level.stats.misses[level.why(key)] += 1
 
     def _room_for(self, keys: Sequence[Key], request: Request) -> tuple[int, list[int]]:
         """How many leading ones of these absent keys can be stored now, and the slots that have to go for them."""

@@ -6,7 +6,9 @@ Copies may be taken by another thread than the one that counts: each part is cop
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from kvcascade.types import MissReason
+from kvcascade.types import MissReason, OutcomeKind
+
+from .jobs import JobKind, Report
 
 __all__ = ["Histogram", "StackStats", "TierStats"]
 
@@ -77,6 +79,29 @@ class TierStats:
     read_latency: Histogram = field(default_factory=Histogram)
     """Seconds a read job ran, per job."""
     write_latency: Histogram = field(default_factory=Histogram)
+
+    def count(self, report: Report, chunk_bytes: int) -> None:
+        """What a job has done, of chunks of this size."""
+        self.timed_out += report.late
+        good = sum(outcome.ok for outcome in report.outcomes)
+        bad = len(report.outcomes) - good
+        self.corrupt += sum(outcome.kind is OutcomeKind.CORRUPT for outcome in report.outcomes)
+        if report.job.kind is JobKind.READ:
+            self.read += good
+            self.read_bytes += good * chunk_bytes
+            self.failed_reads += bad
+        elif report.job.kind is JobKind.WRITE:
+            refused = sum(outcome.kind is OutcomeKind.REFUSED for outcome in report.outcomes)
+            self.written += good
+            self.written_bytes += good * chunk_bytes
+            self.refused += refused
+            self.failed_writes += bad - refused
+
+    def time(self, report: Report) -> None:
+        """How long a transfer ran."""
+        if report.ran and report.job.kind is not JobKind.PROBE:
+            latency = self.read_latency if report.job.kind is JobKind.READ else self.write_latency
+            latency.add(report.seconds)
 
     def copy(self) -> "TierStats":
         return replace(
