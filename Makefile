@@ -31,13 +31,13 @@ e2e: .venv-vllm/installed
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
-	$(BIN)/ruff check src $(LINKED) tests
+	$(BIN)/ruff check src $(LINKED) tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: .venv/installed
 	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix src $(LINKED) tests
+	$(BIN)/ruff check --fix src $(LINKED) tests benchmarks
 
 clean:
 	rm -rf .venv .venv-vllm build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
