@@ -2,7 +2,6 @@
 
 import json
 import os
-
 import signal
 import socket
 import subprocess
@@ -89,11 +88,12 @@ class Server:
 
     def processes(self) -> list[int]:
         """The ids of all its processes, itself included."""
-        listed = subprocess.run(
-            ["ps", "-e", "-o", "pid=,pgid="], capture_output=True, text=True, check=True
-        ).stdout
-        pairs = [line.split() for line in listed.splitlines()]
-        return [int(pid) for pid, group in pairs if int(group) == self._process.pid]
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(ProcessLookupError):
+                if os.getpgid(int(folder.name)) == self._process.pid:
+                    found.append(int(folder.name))
+        return found
 
     @property
     def log(self) -> str:

@@ -1,0 +1,135 @@
+"""The OpenAI server: answers by HTTP, what it logs and counts, and what is left when it ends or is killed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvcascade.testing.vllm import Server, full_blocks, host, on_disk, prompt, transfer_config
+
+pytestmark = pytest.mark.e2e
+
+PROMPT = prompt(700, 3)
+TOKENS = 20
+WAY = "offloading spec"
+
+
+@pytest.fixture
+def serve(model, tmp_path):
+    begun = []
+
+    def start(stack, options=(), env=None, prefix=(), wait=True, extra=None, path=model):
+        log = tmp_path / f"server-{len(begun)}.log"
+        transfer = transfer_config(WAY, stack, **(extra or {}))
+        begun.append(Server(path, log, transfer, options, env, prefix))
+        return begun[-1].wait_ready() if wait else begun[-1]
+
+    yield start
+    for server in begun:
+        server.kill()
+
+
+def shared_memory():
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def test_kill_and_restart(serve, tmp_path, seen):
+    """A process each for the API, the scheduler and the worker."""
+    before = shared_memory()
+    stack = on_disk(tmp_path / "disk")
+    stack["log_every"] = "1s"
+    first = serve(stack)
+    once = first.complete(PROMPT, TOKENS)
+    twice = first.complete(PROMPT, TOKENS)
+    assert (once.cached, twice.cached) == (0, full_blocks(700))
+    assert once.text == twice.text
+    first.complete(prompt(40, 1), 200)  # long enough that what was stored is on disk
+    assert 'vllm:kvcascade_chunks{engine="0",model_name="' in first.metrics()
+    processes = first.processes()
+    assert len(processes) >= 3
+    first.kill()
+    assert not any(Path(f"/proc/{process}").exists() for process in processes)
+    assert not {name for name in shared_memory() - before if "kvcascade" in name}
+
+    second = serve(stack)
+    again = second.complete(PROMPT, TOKENS)
+    assert again == twice
+    seen.note(WAY, "server killed with -9, restarted", [again.cached])
+    log = second.log
+    assert "under vLLM" in log and "tokens, disk" in log and "namespace " in log
+    assert "chunks looked up" in log
+    second.stop()
+    assert not any(Path(f"/proc/{process}").exists() for process in second.processes())
+
+
+def test_two_ranks(serve, tmp_path, seen):
+    """Each has half of the heads, and its part of every slot."""
+    ranks = ["--tensor-parallel-size", "2"]
+    unbound = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    first = serve(on_disk(tmp_path / "disk"), ranks, unbound)
+    once = first.complete(PROMPT, TOKENS)
+    first.complete(prompt(40, 1), 200)
+    first.stop()
+    second = serve(on_disk(tmp_path / "disk"), ranks, unbound)
+    again = second.complete(PROMPT, TOKENS)
+    assert again == (once.text, full_blocks(700))
+    second.stop()
+    alone = serve(on_disk(tmp_path / "disk"))
+    assert alone.complete(PROMPT, TOKENS).cached == 0  # one rank's chunks are not two ranks'
+    seen.note(WAY, "two ranks, restart", [again.cached])
+
+
+def test_two_replicas(serve, tmp_path, seen):
+    replicas = serve(on_disk(tmp_path / "disk"), ["--data-parallel-size", "2"])
+    found = [replicas.complete(PROMPT, TOKENS) for _ in range(4)]
+    assert {answer.text for answer in found} == {found[0].text}
+    assert found[-1].cached == full_blocks(700)
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["engine-0", "engine-1"]
+    seen.note(WAY, "data parallelism of 2", [answer.cached for answer in found])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes mounts")
+def test_an_ordinary_user_with_nothing_to_write_to_but_the_path(serve, model, tmp_path, seen):
+    """The root file system is read-only, HOME can't be written, /dev/shm has 64 MiB: as in many a container."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    os.chown(path, 65534, 65534)
+    for folder in (*tmp_path.parents, model, *model.parents):
+        if str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    box = (
+        f"mount --bind {path} {path} && mount -t tmpfs -o size=64m tmpfs /dev/shm && mount -t tmpfs tmpfs /run && "
+        'mount -o remount,bind,ro / && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"'
+    )
+    nowhere = {
+        "HOME": "/nonexistent",
+        "TMPDIR": str(path),
+        "VLLM_CACHE_ROOT": str(path / "cache"),
+        "VLLM_CONFIG_ROOT": str(path / "config"),
+        "HF_HOME": str(path / "hf"),
+        "TORCHINDUCTOR_CACHE_DIR": str(path / "inductor"),
+        "VLLM_RPC_BASE_PATH": str(path),
+    }
+    server = serve(
+        on_disk(path / "kv", "96MiB"), env=nowhere, prefix=["unshare", "--mount", "bash", "-c", box, "bash"]
+    )
+    assert server.complete(PROMPT, TOKENS).cached == 0
+    assert server.complete(PROMPT, TOKENS).cached == full_blocks(700)
+    seen.note(WAY, "ordinary user, read-only root, 64 MiB of /dev/shm", [full_blocks(700)])
+
+
+@pytest.mark.parametrize(
+    ("stack", "options", "message"),
+    [
+        (host(), ["--no-enable-prefix-caching"], "prefix caching is off, so no chunk has a key"),
+        ("/not/there.yaml", [], "/not/there.yaml: no such file"),
+        (host("64KiB"), [], "tiers[0].capacity: 64 KiB holds 1 chunks of 32 KiB; at least 4 are needed"),
+        (host("900TiB"), [], "tiers[0].capacity: 900 TiB"),
+    ],
+    ids=["no prefix caching", "no stack", "small pool", "large pool"],
+)
+def test_what_can_not_work_is_refused_at_start_with_the_reason(engine, stack, options, message):
+    settings = {"enable_prefix_caching": False} if options else {}
+    with pytest.raises(RuntimeError) as refused:
+        engine(stack, **settings)
+    assert message in str(refused.value)
