@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @click.command
 @click.argument("stack")
 @click.option("--chunk-bytes", type=SIZE, help="Also say how many chunks of this size each tier holds.")
-def check(stack: str, chunk_bytes: int | None) -> None:
+@click.option("--vllm-model", metavar="MODEL", help="Also print what tells this model's chunks from others' under vLLM.")
+def check(stack: str, chunk_bytes: int | None, vllm_model: str | None) -> None:
     """Validates a stack and looks, without changing anything, whether its tiers would start here.
 
     It works beside a running engine. It prints the stack with every default, without secrets, and what it found of
@@ -28,6 +29,8 @@ def check(stack: str, chunk_bytes: int | None) -> None:
     click.echo(resolved(settings))
     probes = _probe(settings, chunk_bytes)
     _print(settings, probes, chunk_bytes)
+    if vllm_model:
+        _print_identity(vllm_model)
     problems = [
         f"{stack}: tiers[{place}] ({tier.name}): {problem}"
         for place, (tier, probe) in enumerate(zip(settings.tiers, probes, strict=True))
@@ -51,6 +54,20 @@ def _probe(settings: "StackSettings", chunk_bytes: int | None) -> "list[Probe]":
         except (ConfigError, TierError) as error:
             probes.append(Probe(problems=[str(error)]))
     return probes
+
+
+def _print_identity(model: str) -> None:
+    from kvcascade.connector.vllm.fingerprint import Unknown
+    from kvcascade.connector.vllm.identity import ADDED_AT_START, parts_of_model
+
+    from .output import print_table
+
+    try:
+        parts = parts_of_model(model)
+    except Unknown as unknown:
+        raise ConfigError(f"--vllm-model: {unknown}; vLLM's chunks would be kept apart from all others'") from unknown
+    added = [(name, f"(at start) {what}") for name, what in ADDED_AT_START.items()]
+    print_table(("part of the namespace", "value"), [sorted(parts.items()), added])
 
 
 def _print(settings: "StackSettings", probes: "list[Probe]", chunk_bytes: int | None) -> None:
