@@ -1,7 +1,7 @@
 """Sends requests, several at a time where that is free, and returns their answers in order."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from ssl import SSLError
 
 from botocore.exceptions import BotoCoreError
@@ -53,10 +53,10 @@ class Client:
         flying: deque[_Flight] = deque()
         try:
             for request in requests:
-                entered = False
-                while flying and not (entered := self._pool.try_enter()):
+                flight = _Flight(request, self.sdk, self._pool, end)
+                while not flight.take_off(wait=not flying):
                     yield flying.popleft().land()
-                flying.append(_Flight(request, self.sdk, self._pool, end, entered))
+                flying.append(flight)
             while flying:
                 yield flying.popleft().land()
         finally:
@@ -69,98 +69,98 @@ class Client:
 
 
 class _Flight:
-    """One request under way, until `land` or `abandon` is called, once."""
+    """One request under way, from `take_off` to `land` or `abandon`, of which one is called, once."""
 
-    def __init__(self, request: Request, sdk: Sdk, pool: Pool, end: float, entered: bool) -> None:
-        """Sends the request. `entered`: the pool has already let it in."""
+    def __init__(self, request: Request, sdk: Sdk, pool: Pool, end: float) -> None:
         self._request = request
         self._sdk = sdk
         self._pool = pool
         self._end = end
         self._terms = sdk.terms
-        self._entered = entered
         self._connection: Connection | None = None
-        self._answer: Answer | None = None
         self._failure: TierUnavailable | None = None
-        self._attempt(self._take_off)
+
+    def take_off(self, wait: bool) -> bool:
+        """Sends the request; False where it would have to wait for that, and shall not. What fails is told when it
+        lands."""
+        try:
+            self._connection = self._pool.take(self._terms.origin, self._end, wait)
+            if self._connection is None:
+                return False
+            self._send(self._connection, self._request)
+        except (OSError, BotoCoreError) as error:
+            self._fail(error)
+        return True
 
     def land(self) -> Answer | TierError:
         """Its answer; trouble that the answer explains is corrected, and the request sent again."""
-        if self._failure is None:
-            self._attempt(self._correct)
+        answer = None
+        try:
+            if self._connection is not None and self._failure is None:
+                answer = self._corrected(self._received(self._connection, self._request))
+        except (OSError, BotoCoreError) as error:
+            self._fail(error)
         self.abandon()
-        if self._answer is None:
+        if answer is None:
             return self._failure or TierUnavailable("no answer")
-        if self._answer.status in _SLOW_DOWN:
+        if answer.status in _SLOW_DOWN:
             self._pool.slow_down()
-        return self._answer
+        return answer
 
     def abandon(self) -> None:
         """Gives back what it holds."""
-        self._let_go()
-        if self._entered:
-            self._entered = False
-            self._pool.leave()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.put_back(connection)
 
-    def _attempt(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except OSError as error:
+    def _fail(self, error: OSError | BotoCoreError) -> None:
+        if isinstance(error, OSError):
             self._failure = failures.of_transport(error, self._terms.origin)
-        except BotoCoreError as error:
+        else:
             self._failure = failures.of_credentials(error)
 
-    def _take_off(self) -> None:
-        if not self._entered:
-            self._pool.enter(self._end)
-            self._entered = True
-        self._send(self._request)
-
-    def _correct(self) -> None:
-        answer = self._explained(self._receive(self._request))
+    def _corrected(self, answer: Answer) -> Answer:
+        """The answer to the request under better terms, as long as answers tell of some."""
         for _ in range(_CORRECTIONS):
-            settled = answer.good or answer.status == _MISSING
-            terms = None if settled else self._sdk.revised(self._terms, self._request, answer)
+            if answer.good or answer.status == _MISSING:
+                break
+            answer = self._explained(answer)
+            terms = self._sdk.revised(self._terms, self._request, answer)
             if terms is None:
                 break
             self._terms = terms
-            answer = self._explained(self._repeat(self._request))
-        self._answer = answer
+            answer = self._repeated(self._request)
+        return answer
 
     def _explained(self, answer: Answer) -> Answer:
         if self._request.method != "HEAD" or answer.status not in _MUTE or answer.code:
             return answer
-        why = self._repeat(Request("GET", self._request.name, fields=(("Range", "bytes=0-0"),)))
+        why = self._repeated(Request("GET", self._request.name, fields=(("Range", "bytes=0-0"),)))
         return answer if why.good else why
 
-    def _repeat(self, request: Request) -> Answer:
-        self._send(request)
-        return self._receive(request)
+    def _repeated(self, request: Request, fresh: bool = False) -> Answer:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            raise TimeoutError("the request has ended")
+        self._connection = self._pool.exchange(connection, self._terms.origin, self._end, fresh)
+        self._send(self._connection, request)
+        return self._received(self._connection, request)
 
-    def _send(self, request: Request, fresh: bool = False) -> Connection:
-        self._let_go()
-        self._connection = self._pool.connection(self._terms.origin, self._end, fresh)
-        self._connection.send(signed(request, self._terms), request.body, self._end)
-        return self._connection
+    def _send(self, connection: Connection, request: Request) -> None:
+        connection.send(signed(request, self._terms), request.body, self._end)
 
-    def _let_go(self) -> None:
-        if self._connection is not None:
-            self._pool.give_back(self._connection)
-            self._connection = None
-
-    def _receive(self, request: Request) -> Answer:
+    def _received(self, connection: Connection, request: Request) -> Answer:
         """A connection that was closed while it was idle is no failure of the request."""
-        connection = self._connection or self._send(request)
         try:
             head = connection.receive_head(request.method, self._end)
         except (ConnectionError, SSLError):
             if not connection.reused or connection.answered:
                 raise
-            connection = self._send(request, fresh=True)
-            head = connection.receive_head(request.method, self._end)
+            return self._repeated(request, fresh=True)
         received, body = 0, b""
         if request.into and 200 <= head.status < 300:
-            received = sum(connection.receive_into(view, self._end) for view in request.into)
+            for view in request.into:
+                received += connection.receive_into(view, self._end)
         else:
             body = connection.receive_rest(_LONGEST_BODY, self._end)
         return answer_of(head, body, received)

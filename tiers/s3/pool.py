@@ -27,94 +27,107 @@ class Pool:
     def __init__(self, limit: int, connect: Callable[[Origin, float], Connection]) -> None:
         self._limit = limit
         self._connect = connect
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._allowed = float(limit)
         self._under_way = 0
         self._waiting = 0
         self._idle: list[tuple[float, Connection]] = []
 
-    # -- requests
-
-    def enter(self, end: float) -> None:
-        """Waits until one more request may be under way.
+    def take(self, origin: Origin, end: float, wait: bool = True) -> Connection | None:
+        """A connection for one more request, until it is `put_back`. Without `wait`, None where too many are under
+        way, or would be overtaken while they wait.
 
         Raises:
-            TimeoutError: none may before the deadline `end`.
+            OSError: none can be made; TimeoutError: none is free before the deadline `end`.
         """
         with self._changed:
-            self._waiting += 1
-            try:
-                while self._under_way >= self._most:
-                    self._changed.wait(left(end))
-            finally:
-                self._waiting -= 1
-            self._under_way += 1
-
-    def try_enter(self) -> bool:
-        """As `enter`; False where that would have to wait, or would get ahead of those who do."""
-        with self._changed:
             if self._under_way >= self._most or self._waiting:
-                return False
+                if not wait:
+                    return None
+                self._wait(end)
             self._under_way += 1
-            return True
+            connection = self._next_idle(origin)
+        return connection or self._new(origin, end)
 
-    def leave(self) -> None:
-        """A request has ended."""
+    def put_back(self, connection: Connection) -> None:
+        """A request has ended. Its connection serves again where the answer has come in full."""
         with self._changed:
-            self._under_way -= 1
-            self._allowed = min(self._limit, self._allowed + _MORE)
-            self._changed.notify()
+            self._keep(connection)
+            self._leave()
+
+    def exchange(self, connection: Connection, origin: Origin, end: float, fresh: bool) -> Connection:
+        """Another connection for the same request; with `fresh` one that has not served before.
+
+        Raises:
+            OSError: none can be made; the request has ended.
+        """
+        with self._changed:
+            self._keep(connection)
+            other = None if fresh else self._next_idle(origin)
+        return other or self._new(origin, end)
 
     def slow_down(self) -> None:
         """The store has asked for less."""
         with self._changed:
             self._allowed = max(1.0, self._allowed * _LESS)
 
+    def close(self) -> None:
+        """Closes the connections that are idle."""
+        with self._changed:
+            self._close_idle()
+
     @property
     def _most(self) -> int:
         return int(self._allowed)
 
-    # -- connections
+    # -- under the lock
 
-    def connection(self, origin: Origin, end: float, fresh: bool = False) -> Connection:
-        """One that nobody else uses; with `fresh` one that has not served before.
+    def _wait(self, end: float) -> None:
+        self._waiting += 1
+        try:
+            while self._under_way >= self._most:
+                self._changed.wait(left(end))
+        finally:
+            self._waiting -= 1
 
-        Raises:
-            OSError: none can be made.
-        """
-        while not fresh and (found := self._next_idle()) is not None:
-            rested, connection = found
-            if connection.origin == origin and (rested < _SHORT_REST or connection.idle):
-                return connection
-            connection.close()
-        return self._connect(origin, end)
+    def _leave(self) -> None:
+        self._under_way -= 1
+        if self._allowed < self._limit:
+            self._allowed = min(self._limit, self._allowed + _MORE)
+        if self._waiting:
+            self._changed.notify()
 
-    def give_back(self, connection: Connection) -> None:
-        """It is not used any more; it will serve again where its answer has come in full."""
-        if not connection.done:
-            connection.close()
-            return
-        connection.reused = True
-        with self._changed:
+    def _keep(self, connection: Connection) -> None:
+        if connection.done:
+            connection.reused = True
             self._idle.append((time.monotonic(), connection))
-
-    def close(self) -> None:
-        """Closes the connections that are idle."""
-        with self._changed:
-            idle, self._idle = self._idle, []
-        for _, connection in idle:
+        else:
             connection.close()
 
-    def _next_idle(self) -> tuple[float, Connection] | None:
-        """The one that has served last, and for how many seconds it has rested. After a long rest none is trusted:
-        what lies between may have forgotten a connection without closing it."""
-        with self._changed:
-            if not self._idle:
-                return None
+    def _next_idle(self, origin: Origin) -> Connection | None:
+        """The one that has served last. After a long rest none is trusted: what lies between may have forgotten a
+        connection without closing it."""
+        while self._idle:
             since, connection = self._idle.pop()
             rested = time.monotonic() - since
-            if rested < _LONGEST_REST:
-                return rested, connection
-        connection.close()
-        self.close()
+            if rested > _LONGEST_REST:
+                self._close_idle()
+            elif connection.origin == origin and (rested < _SHORT_REST or connection.idle):
+                return connection
+            connection.close()
         return None
+
+    def _close_idle(self) -> None:
+        for _, connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    # -- without it
+
+    def _new(self, origin: Origin, end: float) -> Connection:
+        try:
+            return self._connect(origin, end)
+        except BaseException:
+            with self._changed:
+                self._leave()
+            raise
