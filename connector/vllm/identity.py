@@ -15,7 +15,7 @@ from kvcascade.types import Namespace
 
 from .fingerprint import Unknown, model_parts
 
-__all__ = ["check_hashes", "engine_parts", "namespace_of", "parts_of_model", "rank_parts"]
+__all__ = ["ADDED_AT_START", "check_hashes", "engine_parts", "namespace_of", "parts_of_model", "rank_parts"]
 
 logger = logging.getLogger("kvcascade")
 
@@ -24,6 +24,18 @@ _CHUNK_LAYOUT = 1
 
 _SAME_EVERYWHERE = ("sha256", "sha256_cbor")
 """Hash algorithms whose hashes are the same in every process."""
+
+
+ADDED_AT_START = {
+    "engine": "vLLM's version",
+    "dtype, kv_dtype, quantization": "how the engine computes and keeps KV",
+    "hash": "the algorithm of the block hashes; LoRA adapters and cache salts are in the hashes themselves",
+    "parallel, ranks": "how many ranks there are, and which layers and heads each has",
+    "block, chunk": "tokens of a block, blocks of a chunk",
+    "backend, layout, layers": "how the KV of each layer lies in memory",
+    "overrides, sliding_window, draft_* ...": "only where they are set and change what is computed",
+}
+"""The other parts of a namespace, which only an engine that starts can tell."""
 
 
 def parts_of_model(path: str, revision: str | None = None, download_dir: str | None = None) -> dict[str, str]:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 @click.command
 @click.argument("stack")
 @click.option("--chunk-bytes", type=SIZE, help="Also say how many chunks of this size each tier holds.")
-@click.option("--vllm-model", metavar="MODEL", help="Also print what tells this model's chunks from others' under vLLM.")
+@click.option(
+    "--vllm-model", metavar="MODEL", help="Also print what tells this model's chunks from others' under vLLM."
+)
 def check(stack: str, chunk_bytes: int | None, vllm_model: str | None) -> None:
     """Validates a stack and looks, without changing anything, whether its tiers would start here.
 
@@ -65,7 +67,9 @@ def _print_identity(model: str) -> None:
     try:
         parts = parts_of_model(model)
     except Unknown as unknown:
-        raise ConfigError(f"--vllm-model: {unknown}; vLLM's chunks would be kept apart from all others'") from unknown
+        raise ConfigError(
+            f"--vllm-model: {unknown}; vLLM's chunks would be kept apart from all others'"
+        ) from unknown
     added = [(name, f"(at start) {what}") for name, what in ADDED_AT_START.items()]
     print_table(("part of the namespace", "value"), [sorted(parts.items()), added])
 
