@@ -163,7 +163,11 @@ def test_a_hit_that_begins_inside_a_chunk_loads_the_rest_of_it(bench: Make) -> N
     b.check_device(r, 4, 16)
 
 
-def test_a_hit_that_ends_inside_a_coarser_groups_chunk_loads_its_first_blocks(bench: Make) -> None:
+@pytest.mark.parametrize("more", [[], [34]])
+def test_a_hit_that_ends_inside_a_coarser_groups_chunk_loads_its_first_blocks(
+    bench: Make, more: list[int]
+) -> None:
+    """However many blocks the engine has allocated beyond."""
     b = bench(GroupSpec(4), GroupSpec(4, blocks_per_chunk=2, index=1))
     r = store(b, 16, [[1, 2, 3, 4], [21, 22, 23, 24]])
     b.real.reset_cache("primary")
@@ -176,7 +180,7 @@ def test_a_hit_that_ends_inside_a_coarser_groups_chunk_loads_its_first_blocks(be
     b.drain()
     again = b.request("again", 16)
     assert b.query(again) == 12
-    b.load(again, [[11, 12, 13], [31, 32, 33]], 12)
+    b.load(again, [[11, 12, 13], [31, 32, 33, *more]], 12)
     (transfer,) = b.step().loads
     assert [chunk.blocks for chunk in transfer.chunks if chunk.group == 1] == [(31, 32), (33,)]
     b.deliver()
