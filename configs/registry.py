@@ -14,12 +14,6 @@ EVICTION = "kvcascade.eviction"
 
 _KIND = {TIERS: "tier type", EVICTION: "eviction policy"}
 
-# Names that a later release, or a package beside this one, will bring: refused with better words than "unknown".
-_NOT_YET = {
-    TIERS: {"fs", "redis", "s3"},
-    EVICTION: set(),
-}
-
 
 @cache
 def known(group: str) -> dict[str, EntryPoint]:
@@ -42,8 +36,6 @@ def resolve(group: str, name: str) -> Any:
     """
     points = known(group)
     if name not in points:
-        if name in _NOT_YET[group]:
-            raise ConfigError(f"{name!r} is not served yet by this version; allowed: {', '.join(sorted(points))}")
         raise ConfigError(
             f"unknown {_KIND[group]} {name!r}{nearest(name, points)}; allowed: {', '.join(sorted(points))}. "
             f"If another package brings it, install that package here with pip (it declares it as an entry point "
