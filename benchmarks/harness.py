@@ -32,6 +32,8 @@ class Result:
     gb_per_s: float
     spread: float
     """Half the distance between the quartiles, as a share of the median."""
+    cpu_s_per_gb: float
+    """The median processor time of this thread, the system's work for it included."""
     rounds: int
 
 
@@ -40,24 +42,31 @@ def interleaved(
 ) -> list[Result]:
     """Each contender's median over `rounds` rounds of at least `seconds` seconds."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
+    costs: dict[str, list[float]] = {name: [] for name in contenders}
     for work in contenders.values():
         work()
     gc.disable()
     try:
         for _ in range(rounds):
             for name in random.sample(list(contenders), len(contenders)):
-                rates[name].append(_rate(contenders[name], seconds))
+                rate, cost = _measure(contenders[name], seconds)
+                rates[name].append(rate)
+                costs[name].append(cost)
     finally:
         gc.enable()
-    return [Result(case, name, statistics.median(found), _spread(found), rounds) for name, found in rates.items()]
+    return [
+        Result(case, name, statistics.median(found), _spread(found), statistics.median(costs[name]), rounds)
+        for name, found in rates.items()
+    ]
 
 
-def _rate(work: Work, seconds: float) -> float:
-    begin = time.perf_counter()
+def _measure(work: Work, seconds: float) -> tuple[float, float]:
+    """GB/s, and seconds of processor time a GB."""
+    begin, busy = time.perf_counter(), time.thread_time()
     moved = work()
     while (spent := time.perf_counter() - begin) < seconds:
         moved += work()
-    return moved / spent / 1e9
+    return moved / spent / 1e9, (time.thread_time() - busy) / moved * 1e9
 
 
 def _spread(rates: list[float]) -> float:
@@ -66,7 +75,8 @@ def _spread(rates: list[float]) -> float:
 
 
 def report(results: Sequence[Result], base: str, as_json: bool, out: Path | None = None) -> None:
-    """Prints a line for each case: each contender's rate, and how `base` compares with it."""
+    """Prints a line for each case: each contender's rate, and how `base` compares with it. On a machine that is
+    busy with other things the processor time tells more than the rate: it follows in a table of its own."""
     if as_json:
         text = json.dumps([asdict(result) for result in results], indent=1)
         if out is not None:
@@ -74,21 +84,28 @@ def report(results: Sequence[Result], base: str, as_json: bool, out: Path | None
         else:
             sys.stdout.write(text + "\n")
         return
-    cases: dict[str, dict[str, Result]] = {}
+    _table("GB/s", results, base, lambda result: result.gb_per_s)
+    _table("GB per second of processor time", results, base, lambda result: 1 / result.cpu_s_per_gb)
+
+
+def _table(title: str, results: Sequence[Result], base: str, value: Callable[[Result], float]) -> None:
+    cases: dict[str, dict[str, float]] = {}
     for result in results:
-        cases.setdefault(" ".join(map(str, result.case.values())), {})[result.contender] = result
+        cases.setdefault(" ".join(map(str, result.case.values())), {})[result.contender] = value(result)
     names = list(dict.fromkeys(result.contender for result in results))
     others = [name for name in names if name != base]
-    width = max(len(case) for case in cases)
-    header = f"{'':{width}}" + "".join(f"{name:>16}" for name in names)
-    sys.stdout.write(header + "".join(f"{f'{base}/{name}':>24}" for name in others) + "\n")
+    width = max(map(len, cases))
+    lines = [title, f"{'':{width}}" + "".join(f"{name:>12}" for name in names)]
+    lines[1] += "".join(f"{f'{base}/{name}':>18}" for name in others)
     for case, found in cases.items():
-        line = f"{case:{width}}"
-        line += "".join(f"{found[name].gb_per_s:16.2f}" if name in found else f"{'-':>16}" for name in names)
+        line = f"{case:{width}}" + "".join(
+            f"{found[name]:12.2f}" if name in found else f"{'-':>12}" for name in names
+        )
         for name in others:
-            ratio = f"{found[base].gb_per_s / found[name].gb_per_s:.2f}" if {name, base} <= set(found) else "-"
-            line += f"{ratio:>24}"
-        sys.stdout.write(line + "\n")
+            ratio = f"{found[base] / found[name]:.2f}" if {name, base} <= set(found) else "-"
+            line += f"{ratio:>18}"
+        lines.append(line)
+    sys.stdout.write("\n".join(lines) + "\n\n")
     sys.stdout.flush()
 
 

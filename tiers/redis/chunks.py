@@ -11,7 +11,7 @@ from .exchange import Request
 from .replies import Reply, Stored
 from .wire import Part, Wire, command
 
-__all__ = ["Era", "Fetched", "Names", "client_name", "fetch", "store"]
+__all__ = ["Era", "Fetched", "Names", "client_name", "fetch", "store", "store_terms"]
 
 LAYOUT = "v1"
 """A part of every name: versions that lay chunks out in another way never meet."""
@@ -83,16 +83,21 @@ def fetch(name: bytes, payload: Buffer, stamp: bytes, key: Key) -> Fetched:
     return Fetched(Request(name, lambda: [sent], receive, len(payload)), header)
 
 
-def store(era: Era, key: Key, payload: Buffer, ttl: float | None, now: Callable[[], float] = time.time) -> Request:
-    """Writes a chunk that is not there yet; one that is there stays as it is."""
+def store_terms(ttl: float | None) -> bytes:
+    """What follows a payload: only if the chunk is not there yet, and for how long."""
+    words = [b"NX"] if ttl is None else [b"NX", b"PX", b"%d" % max(1, round(ttl * 1000))]
+    return b"\r\n" + command(*words).partition(b"\n")[2]
+
+
+def store(era: Era, key: Key, payload: Buffer, terms: bytes, now: Callable[[], float] = time.time) -> Request:
+    """Writes a chunk that is not there yet; one that is there stays as it is. `terms`: see `store_terms`."""
     name = era.name(key)
-    expiry: Sequence[bytes | str | int] = () if ttl is None else ("PX", max(1, round(ttl * 1000)))
+    words = 3 + terms.count(b"$")
 
     def parts() -> Sequence[Part]:
         envelope = Envelope(era.stamp, key, len(payload), now(), time.time_ns(), checksum(payload))
-        count, nbytes = 4 + len(expiry), HEADER_BYTES + len(payload)
-        front = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (count, len(name), name, nbytes)
-        after = command("NX", *expiry)
-        return [front + pack(envelope, HEADER_BYTES), payload, b"\r\n" + after[after.index(b"\n") + 1 :]]
+        nbytes = HEADER_BYTES + len(payload)
+        front = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (words, len(name), name, nbytes)
+        return [front + pack(envelope, HEADER_BYTES), payload, terms]
 
     return Request(name, parts, weight=len(payload))

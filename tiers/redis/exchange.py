@@ -179,6 +179,8 @@ def _moved(ways: Mapping[_Way, Sequence[int]], answers: list[Answer]) -> dict[_W
 
 def _windows(requests: Sequence[Request], places: Sequence[int]) -> list[Sequence[int]]:
     """What may be on its way at a time."""
+    if len(places) == 1:
+        return [places]
     windows: list[Sequence[int]] = []
     start = weight = 0
     for count, place in enumerate(places):

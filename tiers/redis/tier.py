@@ -16,7 +16,7 @@ from kvcascade.tiers.calls import Calls
 from kvcascade.tiers.envelope import HEADER_BYTES
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Namespace, Outcome, Usage
 
-from .chunks import Era, Names, client_name, fetch, store
+from .chunks import Era, Names, client_name, fetch, store, store_terms
 from .epochs import Epoch, Epochs
 from .exchange import LARGEST, Answer, Exchange, Request, plain
 from .links import Links
@@ -57,6 +57,7 @@ class RedisTier(Tier):
         self._namespace = namespace
         self._names = Names.of(settings.prefix, namespace)
         self._where = ", ".join(map(str, settings.locations))
+        self._terms = store_terms(settings.ttl)
         self._largest = LARGEST
         self._epoch: Epoch | None = None
         self._era: Era | None = None
@@ -222,7 +223,7 @@ class RedisTier(Tier):
         while left := [key for key in chunks if key not in outcomes]:
             fit = [key for key in left if self._takes(key, chunks[key])]
             outcomes |= dict.fromkeys(left, Outcome.REFUSED)
-            requests = [store(era, key, chunks[key], self._settings.ttl) for key in fit]
+            requests = [store(era, key, chunks[key], self._terms) for key in fit]
             answers = self._exchange.ask(requests)
             outcomes |= {
                 key: self._stored(request, answer)

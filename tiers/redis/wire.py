@@ -98,19 +98,16 @@ class Wire:
                 for part in parts:
                     self._arm()
                     self._socket.sendall(part)
-            else:
-                for start in range(0, len(parts), _MANY):
-                    self._send_some(parts[start : start + _MANY])
+                return
+            while True:
+                self._arm()
+                some = parts[:_MANY]
+                sent = self._socket.sendmsg(some)
+                if sent == sum(map(len, some)) and len(some) == len(parts):
+                    return
+                parts = _rest(parts, sent)
         except OSError as error:
             raise self._lost(error) from error
-
-    def _send_some(self, parts: Sequence[Part]) -> None:
-        self._arm()
-        sent = self._socket.sendmsg(parts)
-        while sent < sum(map(len, parts)):
-            parts = _rest(parts, sent)
-            self._arm()
-            sent = self._socket.sendmsg(parts)
 
     # Receiving
 
