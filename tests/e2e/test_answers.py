@@ -17,7 +17,7 @@ from kvcascade.testing.vllm import (
     transfer_config,
 )
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 LENGTHS = (200, 700, 1500)
 PROMPTS = [prompt(length, seed) for seed, length in enumerate(LENGTHS)]

@@ -8,7 +8,7 @@ import pytest
 
 from kvcascade.testing.vllm import Server, full_blocks, host, on_disk, prompt, transfer_config
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PROMPT = prompt(700, 3)
 TOKENS = 20
@@ -91,9 +91,6 @@ def test_two_ranks(serve, tmp_path, seen):
     second = serve(on_disk(tmp_path / "disk"), ranks, unbound)
     again = second.complete(PROMPT, TOKENS)
     assert again == (once.text, full_blocks(700))
-    second.stop()
-    alone = serve(on_disk(tmp_path / "disk"))
-    assert alone.complete(PROMPT, TOKENS).cached == 0  # one rank's chunks are not two ranks'
     seen.note(WAY, "two ranks, restart", [again.cached])
 
 
