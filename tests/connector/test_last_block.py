@@ -253,6 +253,19 @@ def test_a_preempted_request_that_is_aborted_stores_nothing_more(bench: Make) ->
     assert b.offered() == b.keys(r)[:2]
 
 
+def test_a_request_that_asks_again_has_no_blocks_whether_or_not_its_preemption_was_listed(bench: Make) -> None:
+    """vllm-project/vllm#49118: somebody else's data is in the blocks that it had."""
+    b = bench()
+    r = b.request("r", 16)
+    b.query(r)
+    b.step(b.run(r, 10, [1, 2, 3, 4]))
+    assert b.query(r) is None
+    r.num_computed_tokens = 16  # whatever the engine says of it now
+    b.finish(r, "FINISHED_ABORTED")
+    b.drain()
+    assert b.offered() == b.keys(r)[:2]
+
+
 def test_a_request_that_was_preempted_and_finishes_at_once_stores_nothing_of_its_lost_blocks(bench: Make) -> None:
     """Both are listed in the same step; somebody else's data is in the blocks."""
     b = bench()
@@ -280,6 +293,16 @@ def test_a_client_bounds_what_is_stored_of_it(bench: Make) -> None:
     b.finish(r)
     b.drain()
     assert b.stored(r) == [0, 1]
+
+
+@pytest.mark.parametrize(("priority", "written"), [("low", False), ("normal", True)])
+def test_the_stack_hears_what_a_client_wishes(bench: Make, priority: str, written: bool) -> None:
+    b = bench(tiers=1)
+    r = b.prefill("r", 8, [1, 2, 3], kvcascade={"priority": priority})
+    b.finish(r)
+    b.drain()
+    assert b.stored(r) == [0, 1]
+    assert any(call.verb == "write" for call in b.gates[0].calls) == written
 
 
 def test_hashes_that_the_engine_takes_back_leave_no_key(bench: Make) -> None:
