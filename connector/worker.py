@@ -116,8 +116,6 @@ class TransferWorker:
     def shutdown(self) -> None:
         """Ends the copies that have started, forgets the others, releases the device's resources. Idempotent."""
         self._deferred.clear()
-        for ticket in self._running.values():
-            ticket.wait()
         self._running.clear()
         self._copier.close()
 
