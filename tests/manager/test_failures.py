@@ -280,6 +280,26 @@ def test_a_request_waits_for_room_without_reading_until_its_deadline(stack: Make
     s.finish(second)
 
 
+def test_of_those_that_wait_for_room_only_one_holds_pins(stack: Make) -> None:
+    """Two requests that each hold what the other one needs the room of would wait for each other until their
+    deadlines: the second gets what it has at once, and the first the room that it leaves."""
+    s = stack(slots=8, deadline="1s")
+    _only_below(s, KEYS[:6])
+    first, second = s.begin("waits for room"), s.begin("gets what it has")
+    assert s.match(first, KEYS[:2]).hits == 2
+    assert s.match(second, KEYS[3:5]).hits == 2
+    assert s.manager.match_prefix(KEYS[:3], first) == (2, True)
+    assert s.manager.match_prefix(KEYS[3:6], second) == (2, True)
+    s.step()
+    assert s.manager.match_prefix(KEYS[:3], first) == (2, True), "half of primary is pinned: there is no room"
+    assert s.manager.match_prefix(KEYS[3:6], second) == (2, False)
+    s.load(second, KEYS[3:5])
+    s.finish(second)
+    assert s.match(first, KEYS[:3]).hits == 3
+    s.load(first, KEYS[:3])
+    s.finish(first)
+
+
 def test_a_tier_with_a_wrong_number_of_answers_fails_that_job(stack: Make) -> None:
     s = stack()
     _only_below(s, KEYS[:2])
