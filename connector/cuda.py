@@ -23,9 +23,9 @@ class CudaCopier:
     """Copies between a CUDA device and pinned host memory, on a stream for each direction.
 
     Stores wait on the device for the fence, an event of the engine's current stream: the kernels that write the
-    blocks run first. So do loads: what was still to write their blocks has written. The pool's memory is registered
-    with the driver; where it refuses, copies are right and slower, and a line in the log says so. No memory of the
-    device is taken.
+    blocks run first. So do loads: what was still to write their blocks has written. The pool's memory is
+    registered with the driver; where it refuses, copies are right and slower, and a line in the log says so. No
+    memory of the device is taken.
 
     What the device says no to is a failed copy, and never raised: at the submission of a chunk it is that chunk's
     failure, at anything that orders or ends a transfer the whole transfer's.
