@@ -60,11 +60,13 @@ class Promotion:
             request.promoting += 1
 
     def flush(self, now: float) -> None:
-        """End of the step: reads what was wanted in it, in the order of asking."""
+        """End of the step: reads what was wanted in it, in the order of asking. Nobody overtakes who waits for
+        room, but the one that holds pins meanwhile: the others may need what it holds."""
         wanted, self._wanted = self._wanted, {}
-        for request, keys in wanted.items():
-            if not request.finished and not self._start(request, keys, now):
-                return
+        room = True
+        for request in sorted(wanted, key=lambda request: request is not self._waiting_holder):
+            if not request.finished:
+                room = self._start(request, wanted[request], room, now) and room
 
     def release(self, request: Request, slots: Iterable[int] | None = None) -> None:
         """The request no longer needs what was pinned for it: these slots, or all."""
@@ -117,9 +119,13 @@ class Promotion:
         self._arrived.clear()
         self._waiting_holder = None
 
-    def _start(self, request: Request, wanted: Iterable[Key], now: float) -> bool:
+    def _start(self, request: Request, wanted: Iterable[Key], room: bool, now: float) -> bool:
         """Reads what this request wants, or as much of it as it may ever get. False where it has to wait for
-        room."""
+        room.
+
+        Args:
+            room: nobody before it waits for some.
+        """
         keys = self._joined(request, wanted)
         found = ((key, self._chain.find(key, request.load_from)) for key in keys)
         levels = {key: level for key, level in found if level is not None}
@@ -128,7 +134,8 @@ class Promotion:
         for key in keys[quota:]:
             request.turned_down[key] = MissReason.REFUSED
         keys = keys[:quota]
-        victims = self._slots.victims(len(keys)) if self.reserved + len(keys) <= self._limit else None
+        room = (room and self.reserved + len(keys) <= self._limit) or not keys
+        victims = self._slots.victims(len(keys)) if room else None
         if victims is None or self._cascade.keeps(victims, now):
             return self._wait_for_room(request, keys)
         if self._waiting_holder is request:

@@ -300,6 +300,24 @@ def test_of_those_that_wait_for_room_only_one_holds_pins(stack: Make) -> None:
     s.finish(first)
 
 
+def test_who_holds_pins_and_waits_for_room_goes_before_those_that_need_what_it_holds(stack: Make) -> None:
+    s = stack(slots=8, deadline="1s")
+    _only_below(s, KEYS[:8])
+    holds, needs = s.begin("holds two and wants a third"), s.begin("wants four")
+    assert s.match(holds, KEYS[:2]).hits == 2
+    for _ in range(3):  # who needs more asks first in each step
+        assert s.manager.match_prefix(KEYS[4:8], needs) == (0, True)
+        found = s.manager.match_prefix(KEYS[:3], holds)
+        s.step()
+        s.settle()
+    assert found == (3, False)
+    s.load(holds, KEYS[:3])
+    s.finish(holds)
+    assert s.match(needs, KEYS[4:8]).hits == 4
+    s.load(needs, KEYS[4:8])
+    s.finish(needs)
+
+
 def test_a_tier_with_a_wrong_number_of_answers_fails_that_job(stack: Make) -> None:
     s = stack()
     _only_below(s, KEYS[:2])
