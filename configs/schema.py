@@ -192,6 +192,11 @@ class SecondarySettings(TierBase):
     retries: Annotated[int, Field(ge=0, le=10)] = 0
     breaker: BreakerSettings = BreakerSettings()
 
+    @property
+    def evicted_by_us(self) -> bool:
+        """Whether the manager chooses what goes, so that the tier below can receive it."""
+        return getattr(self, "eviction", None) is not None
+
 
 class BoundedSettings(SecondarySettings):
     """A tier with a hard capacity, whose victims the manager chooses."""
@@ -282,10 +287,10 @@ def _misplaced(tiers: tuple[TierBase, ...]) -> _Found:
 def _demoting(tiers: tuple[TierBase, ...]) -> _Found:
     for place, tier in enumerate(tiers[1:], 1):
         above = tiers[place - 1]
-        evicts = isinstance(above, PrimarySettings) or getattr(above, "eviction", None) is not None
-        if isinstance(tier, SecondarySettings) and tier.write == "on_evict" and not evicts:
+        makes_room = isinstance(above, SecondarySettings) and not above.evicted_by_us
+        if isinstance(tier, SecondarySettings) and tier.write == "on_evict" and makes_room:
             yield (
-                ("tiers", place, "write"),
+                (place, "write"),
                 f"'on_evict' is allowed only directly below a tier whose eviction is ours; tiers[{place - 1}] of "
                 f"type {above.type!r} makes room by itself",
             )

@@ -1,6 +1,7 @@
 """`kvcascade warm`."""
 
 import os
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,14 @@ def aged(stack: Any, keys: range, **where: Any) -> None:
     stack.fill("fs", keys, **where)
     for number in keys:
         os.utime(stack.chunk("fs", number).place, (1e9 + number, 1e9 + number))
+
+
+def cells(done: Any) -> dict[str, int]:
+    """The numbers of a table of one row, by their columns."""
+    header, row = (line.strip() for line in done.stdout.splitlines() if "stored" in line or "model=m" in line)
+    split = re.compile(r"\s{2,}").split
+    columns = dict(zip(split(header), split(row), strict=True))
+    return {name: int(columns[name].replace(",", "")) for name in ("stored", "there already", "no room")}
 
 
 def test_an_empty_disk_is_filled_from_the_directory_and_serves_an_engine(stack: Any, engine: Any) -> None:
@@ -37,6 +46,15 @@ def test_what_was_used_last_comes_first_until_the_disk_is_full(stack: Any) -> No
     with stack.open("disk") as tier:
         by_use = [entry.key for entry in sorted(tier.entries(), key=lambda entry: entry.used)]
     assert by_use == [key_for(number) for number in held]
+
+
+def test_all_that_found_no_room_is_counted(stack: Any) -> None:
+    stack.write(capacity="4MiB")
+    aged(stack, range(100))
+    first = cells(stack.run("warm"))
+    assert first["stored"] + first["no room"] == 100
+    again = cells(stack.run("warm"))
+    assert (again["stored"], again["there already"], again["no room"]) == (0, first["stored"], first["no room"])
 
 
 def test_no_more_than_the_limit(stack: Any) -> None:

@@ -134,6 +134,21 @@ TEN_MISTAKES = {
         """,
         "stack.yaml:8: tiers[2]: uses the shelf /shelf, as tiers[1] does; each needs its own",
     ),
+    "a tier that receives what nobody chooses to evict": (
+        """\
+        version: 1
+        tiers:
+          - type: host
+            capacity: 8GiB
+          - type: fs
+            path: /mnt/kvcascade
+          - type: acme
+            shelf: /shelf
+            write: on_evict
+        """,
+        "stack.yaml:9: tiers[2].write: 'on_evict' is allowed only directly below a tier whose eviction is ours; "
+        "tiers[1] of type 'fs' makes room by itself",
+    ),
     "a setting that is not served yet": (
         """\
         version: 1
@@ -607,3 +622,10 @@ def test_settings_can_not_be_changed() -> None:
     stack = parse_stack(acme())
     with pytest.raises(ValidationError):
         stack.namespace = "x"  # type: ignore[misc]
+
+
+def test_a_directory_of_one_engine_moves_down_what_it_evicts() -> None:
+    host = {"type": "host", "capacity": "8GiB"}
+    alone = {"type": "fs", "path": "/mnt/kvcascade", "capacity": "1GiB", "exclusive": True}
+    below = {"type": "acme", "shelf": "/shelf", "write": "on_evict"}
+    assert parse_stack({"version": 1, "tiers": [host, alone, below]}).secondary[1].write == "on_evict"

@@ -59,6 +59,10 @@ class FsSettings(SharedSettings, TierSettings):
             )
         return self
 
+    @property
+    def evicted_by_us(self) -> bool:
+        return self.exclusive
+
     def claims(self) -> frozenset[str]:
         return frozenset({f"the folder {os.path.realpath(self.path)}"})
 

@@ -128,11 +128,12 @@ def _fill(
 def _wanted(intake: Intake, selected: Selected, limit: int | None) -> Iterator[Chosen]:
     """What is not there yet, the last used first, until the tier is full or the limit is reached."""
     for batch in batches(selected.recent_first(), lambda one: one.chunk.entry.nbytes):
-        if intake.full:
-            return
         lacking = intake.lacking([one.chunk.entry.key for one in batch])
         for one, lacks in zip(batch, lacking, strict=True):
             if not lacks:
+                continue
+            if intake.full:
+                intake.taken.no_room += 1
                 continue
             if limit is not None:
                 limit -= one.chunk.entry.nbytes
