@@ -151,6 +151,11 @@ class JobTable:
         """Whether any of these is being loaded."""
         return bool(self._loading) and any(key in self._loading for key in keys)
 
+    def ranges_of(self, owner: RequestState) -> list[tuple[int, int, Key]]:
+        """What a load of this request brings: see `LoadPlan.ranges`."""
+        plans = [self._live[job].plan for job in owner.jobs]
+        return [found for plan in plans if plan for found in plan.ranges(owner.groups)]
+
     def load_of(self, owner: RequestState) -> bool:
         """Whether a load of this request is running, also one of before a reset."""
         jobs = (*(self._live[job] for job in owner.jobs), *self._void.values())

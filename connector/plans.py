@@ -92,6 +92,14 @@ class LoadPlan:
             for place, slot, (first, blocks) in zip(self.places, slots, self.blocks, strict=True)
         ]
 
+    def ranges(self, groups: Sequence[GroupState]) -> list[tuple[int, int, Key]]:
+        """For each chunk its first token, the token after its last one, and its key."""
+        sizes = [groups[place.group].spec.tokens_per_chunk for place in self.places]
+        return [
+            (place.chunk * size, (place.chunk + 1) * size, key)
+            for place, size, key in zip(self.places, sizes, self.keys, strict=True)
+        ]
+
     def failed_at(self, failed: Iterable[int], groups: Sequence[GroupState]) -> int:
         """The first token that was to be loaded, if these chunks were not; the end of the load where all were."""
         first = self.tokens

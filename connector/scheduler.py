@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from kvcascade.errors import ConfigError, ProtocolError
 from kvcascade.manager import ResetReport
-from kvcascade.types import RequestContext
+from kvcascade.types import Key, RequestContext
 
 from .coverage import hit_unit
 from .fences import Fences
@@ -148,6 +148,12 @@ class SchedulerAdapter:
         self._loads.append(job.transfer)
         for group in state.groups:
             group.skip_loaded(state.local, plan.tokens)
+
+    def chunks_loading(self, request: Request) -> tuple[int, list[tuple[int, int, Key]]]:
+        """What is being loaded for this request: the token where that starts, and of each chunk its first token,
+        the token after its last one, and its key."""
+        state = self._state(request.request_id, "chunks_loading")
+        return state.local, self._jobs.ranges_of(state)
 
     def request_finished(self, request: Request) -> bool:
         """The request has ended, in whatever way; its blocks have not been freed. They may be now, and given to

@@ -14,13 +14,19 @@ __all__ = [
     "TESTED",
     "CacheHitSource",
     "CanonicalKVCaches",
+    "ConnectorMetadata",
     "ConnectorStats",
     "CounterMetadata",
+    "EventsTracker",
+    "FullAttentionSpec",
     "GPULoadStoreSpec",
     "GaugeMetadata",
+    "KVConnectorBase",
+    "KVConnectorRole",
     "LoadStoreSpec",
     "Locality",
     "LookupResult",
+    "MLAAttentionSpec",
     "Medium",
     "OffloadPolicy",
     "OffloadingConfig",
@@ -29,13 +35,22 @@ __all__ = [
     "OffloadingSpec",
     "OffloadingWorker",
     "PrepareStoreOutput",
+    "PromMetrics",
     "ReqContext",
     "RequestOffloadingContext",
     "ScheduleEndContext",
+    "SlidingWindowSpec",
+    "SupportsHMA",
     "TierFilter",
     "TierMatcher",
     "TransferResult",
+    "TransferResults",
+    "WorkerMetadata",
+    "canonical_caches",
     "current_config",
+    "layer_specs",
+    "offloading_config",
+    "request_context",
     "version",
     "warn_if_untested",
 ]
@@ -54,9 +69,27 @@ except ImportError as error:
 
 try:
     from vllm.config import get_current_vllm_config_or_none
+    from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1 as KVConnectorBase
+    from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole, SupportsHMA
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata as ConnectorMetadata
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults as TransferResults
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata as WorkerMetadata
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
+        build_offloading_config as offloading_config,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import (
+        OffloadingEventsTracker as EventsTracker,
+    )
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
         OffloadingConnectorStats as ConnectorStats,
     )
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadPromMetrics as PromMetrics
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+        _create_req_context as request_context,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import iter_layer_specs as layer_specs
     from vllm.v1.kv_offload.base import (
         CanonicalKVCaches,
         GPULoadStoreSpec,
@@ -101,3 +134,18 @@ def current_config() -> Any:
     if config is None:
         raise ConfigError(f"vLLM {version} does not tell a worker its configuration; {_WHICH}")
     return config
+
+
+class _Canonical(OffloadingConnectorWorker):
+    """vLLM's worker, asked only how it sees the tensors."""
+
+    def _init_worker(self, kv_caches: Any) -> None:
+        self.caches = kv_caches
+
+
+def canonical_caches(spec: Any, config: Any, cache_config: Any, tensors: Any) -> Any:
+    """The KV tensors of a worker as vLLM's own OffloadingConnector sees them: raw, padded, packed or aliased ones
+    as `CanonicalKVCaches`."""
+    worker = _Canonical(spec, config, cache_config)
+    worker.register_kv_caches(tensors)
+    return worker.caches

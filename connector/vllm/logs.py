@@ -2,7 +2,11 @@
 
 import logging
 
-__all__ = ["share_handlers"]
+from kvcascade.manager import ResetReport
+
+__all__ = ["log_reset", "share_handlers"]
+
+logger = logging.getLogger("kvcascade")
 
 
 def share_handlers() -> None:
@@ -14,3 +18,15 @@ def share_handlers() -> None:
         ours.addHandler(handler)
     ours.setLevel(theirs.level)
     ours.propagate = False
+
+
+def log_reset(report: ResetReport) -> None:
+    """What a reset has done. vLLM's own answer to its client hardly tells."""
+    logger.info(
+        "reset: cleared %s; kept %s; %d slots are still being copied",
+        ", ".join(report.cleared),
+        ", ".join(report.kept) or "none",
+        report.quarantined,
+    )
+    for tier, problem in report.failed.items():
+        logger.error("reset: tier %r could not be cleared, and serves nothing until it could: %s", tier, problem)

@@ -1,6 +1,5 @@
 """Our `SecondaryTierManager` as vLLM's `OffloadingManager`: every result is one of vLLM's own types."""
 
-import logging
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -9,13 +8,12 @@ from kvcascade.types import Key, LookupResult, RequestContext, StoreOffer
 
 from . import compat
 from .ledger import CopyLedger
-from .media import Place, allowed
+from .logs import log_reset
+from .media import Place, allowed, in_vllm
 from .metrics import Counters
 from .slots import SlotSpec
 
 __all__ = ["CascadeManager"]
-
-logger = logging.getLogger("kvcascade")
 
 _RESULTS = {
     LookupResult.MISS: compat.LookupResult.MISS,
@@ -129,30 +127,11 @@ class CascadeManager(compat.OffloadingManager):
         report = self._stack.reset_cache()
         for request in self._requests.values():
             request.held, request.refused, request.full = 0, 0, False
-        logger.info(
-            "reset: cleared %s; kept %s; %d slots are still being copied",
-            ", ".join(report.cleared),
-            ", ".join(report.kept) or "none",
-            report.quarantined,
-        )
-        for tier, problem in report.failed.items():
-            logger.error(
-                "reset: tier %r could not be cleared, and serves nothing until it could: %s", tier, problem
-            )
+        log_reset(report)
 
     def take_events(self) -> Iterable[Any]:
-        if not self._tell_events:
-            return
-        for event in self._stack.take_events():
-            place = self._places[event.tier]
-            yield compat.OffloadingEvent(
-                keys=list(event.keys),
-                medium=place.medium,
-                removed=event.removed,
-                locality=place.locality,
-                ownership=place.owner,
-                removal_expected=place.tells_removals,
-            )
+        if self._tell_events:
+            yield from in_vllm(self._stack.take_events(), self._places)
 
     def get_stats(self) -> Any:
         return self._counters.take(self._stack.get_stats())

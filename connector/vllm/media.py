@@ -1,13 +1,14 @@
 """What vLLM calls the places where our tiers keep their chunks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kvcascade.configs.schema import TierBase
+from kvcascade.manager.events import Event
 
 from . import compat
 
-__all__ = ["Place", "allowed", "place_of"]
+__all__ = ["Place", "allowed", "in_vllm", "place_of"]
 
 
 class Place(NamedTuple):
@@ -44,3 +45,17 @@ def allowed(places: Iterable[Place], tiers: Any) -> frozenset[str] | None:
     if tiers is compat.TierFilter.ALL:
         return None
     return frozenset(place.name for place in places if tiers.allows(place.medium, place.locality))
+
+
+def in_vllm(events: Iterable[Event], places: Mapping[str, Place]) -> Iterator[Any]:
+    """Our events as vLLM's."""
+    for event in events:
+        place = places[event.tier]
+        yield compat.OffloadingEvent(
+            keys=list(event.keys),
+            medium=place.medium,
+            removed=event.removed,
+            locality=place.locality,
+            ownership=place.owner,
+            removal_expected=place.tells_removals,
+        )

@@ -43,6 +43,7 @@ _GAUGES = {
 }
 _LOST = "vllm:kvcascade_lost_chunks"
 _FAILED_STORES = "vllm:kvcascade_failed_store_chunks"
+_FAILED_LOADS = "vllm:kvcascade_failed_load_chunks"
 
 
 def definitions() -> dict[str, Any]:
@@ -53,6 +54,7 @@ def definitions() -> dict[str, Any]:
         **{name: compat.GaugeMetadata(metric.text, label) for name, metric in _GAUGES.items()},
         _LOST: compat.CounterMetadata("Chunks of finished requests that the host memory had no room for."),
         _FAILED_STORES: compat.CounterMetadata("Chunks that could not be copied from the device."),
+        _FAILED_LOADS: compat.CounterMetadata("Chunks that could not be copied to it, and were computed instead."),
     }
 
 
@@ -62,6 +64,7 @@ class Counters:
     def __init__(self) -> None:
         self.lost = 0
         self.failed_stores = 0
+        self.failed_loads = 0
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def take(self, stats: StackStats) -> Any:
@@ -85,5 +88,6 @@ class Counters:
             (name, (tier.name,), metric.value(tier)) for tier in stats.tiers for name, metric in metrics.items()
         ]
         if metrics is _COUNTERS:
-            values += [(_LOST, (), self.lost), (_FAILED_STORES, (), self.failed_stores)]
+            own = {_LOST: self.lost, _FAILED_STORES: self.failed_stores, _FAILED_LOADS: self.failed_loads}
+            values += [(name, (), value) for name, value in own.items()]
         return values

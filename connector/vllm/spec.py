@@ -5,7 +5,7 @@
 """
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvcascade import __version__
 from kvcascade.configs import StackSettings
@@ -21,18 +21,27 @@ from . import compat, identity
 from .ledger import CopyLedger
 from .logs import share_handlers
 from .manager import CascadeManager
-from .media import place_of
+from .media import Place, place_of
 from .metrics import definitions
 from .options import stack_of
-from .pool import join_as_scheduler, join_as_worker
+from .pool import WorkerPool, join_as_scheduler, join_as_worker
 from .worker import CascadeWorker, layout_of
 
-__all__ = ["KVCascadeSpec"]
+__all__ = ["KVCascadeSpec", "WorkerTransfers"]
 
 logger = logging.getLogger("kvcascade")
 
 _UNNAMED = frozenset({"memory", "noop"})
 """Tiers that end with their process."""
+
+
+class WorkerTransfers(NamedTuple):
+    """What a worker copies with."""
+
+    transfers: TransferWorker
+    pool: WorkerPool
+    block_bytes: list[int]
+    """Of one block of each group."""
 
 
 class KVCascadeSpec(compat.OffloadingSpec):
@@ -65,17 +74,27 @@ class KVCascadeSpec(compat.OffloadingSpec):
             self._worker = self._make_worker(kv_caches)
         return self._worker
 
-    def _make_manager(self) -> CascadeManager:
+    def open_stack(self) -> SecondaryTierManager:
+        """Maps the pool, which the workers have made, and opens the tiers. In the scheduler's process."""
         shared = join_as_scheduler(self.config.engine_id)
         pool = shared.pool
-        events = self.kv_events_config.enable_kv_cache_events
         namespace = identity.namespace_of(shared.ranks[0]["engine"], [told["rank"] for told in shared.ranks])
-        stack = build(self._stack, namespace, pool.slot_bytes, pool=pool, events=events)
+        stack = build(self._stack, namespace, pool.slot_bytes, pool=pool, events=self.tells_events)
         _log_start(self._stack, namespace, stack, self._tokens_per_chunk() / len(self.config.groups))
-        places = [place_of(tier) for tier in self._stack.tiers]
-        return CascadeManager(stack, CopyLedger(pool.marks, pool.slots), places, events)
+        return stack
 
-    def _make_worker(self, kv_caches: Any) -> CascadeWorker:
+    @property
+    def places(self) -> list[Place]:
+        """The tiers in vLLM's terms."""
+        return [place_of(tier) for tier in self._stack.tiers]
+
+    @property
+    def tells_events(self) -> bool:
+        return bool(self.kv_events_config.enable_kv_cache_events)
+
+    def join(self, kv_caches: Any) -> WorkerTransfers:
+        """Makes or maps the pool, and checks the engine. In a worker's process; `kv_caches`: vLLM's
+        `CanonicalKVCaches`."""
         engine, parallel = compat.current_config(), self.config.parallel
         _check_engine(engine, self._stack)
         tensors, groups = layout_of(kv_caches, self.blocks_per_chunk)
@@ -88,7 +107,18 @@ class KVCascadeSpec(compat.OffloadingSpec):
         )
         transfers = TransferWorker(tensors, groups, pool.pool, offset=parallel.rank * pool.part_bytes)
         block_bytes = [sum(tensors[tensor].shape[1] for tensor in group.tensors) for group in groups]
-        return CascadeWorker(transfers, pool, parallel.rank, self.blocks_per_chunk, block_bytes)
+        return WorkerTransfers(transfers, pool, block_bytes)
+
+    def _make_manager(self) -> CascadeManager:
+        stack = self.open_stack()
+        ledger = CopyLedger(stack.pool.marks, stack.pool.slots)
+        return CascadeManager(stack, ledger, self.places, self.tells_events)
+
+    def _make_worker(self, kv_caches: Any) -> CascadeWorker:
+        own = self.join(kv_caches)
+        return CascadeWorker(
+            own.transfers, own.pool, self.config.parallel.rank, self.blocks_per_chunk, own.block_bytes
+        )
 
     def _make_pool(self, part_bytes: int) -> HostPool:
         ranks = self.config.parallel.world_size

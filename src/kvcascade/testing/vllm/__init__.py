@@ -7,10 +7,12 @@ from .engine import Engine
 from .model import BLOCK, full_blocks, make_model, prompt, text_of
 from .nursery import Nursery
 from .server import Completion, Server
-from .stacks import WAYS, host, on_disk, shared, transfer_config
+from .stacks import CONNECTOR, SPEC, WAYS, host, on_disk, shared, transfer_config
 
 __all__ = [
     "BLOCK",
+    "CONNECTOR",
+    "SPEC",
     "WAYS",
     "Completion",
     "Engine",

@@ -7,7 +7,8 @@ import sys
 import time
 import traceback
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -95,21 +96,20 @@ class Runner:
 
     def poison(self) -> None:
         """Turns over every byte of the host pool's chunks."""
-        pool = self._manager()._stack.pool
+        pool = self._inside().stack.pool
         for slot in range(pool.slots):
             row = pool.slot(slot)
             row[:] = bytes(255 - byte for byte in row)
 
     def at_rest(self) -> dict[str, int]:
         """What must be nothing when nothing runs."""
-        manager = self._manager()
-        stack = manager._stack
-        stats = stack.get_stats()
+        inside = self._inside()
+        stats = inside.stack.get_stats()
         return {
             "pinned": stats.pinned_slots,
-            "leaked": stack.capacity - stats.free_slots - stats.tiers[0].chunks,
-            "requests": stack.requests_known + len(manager._requests),
-            "copies": len(manager._ledger._open) + len(manager._ledger._void),
+            "leaked": inside.stack.capacity - stats.free_slots - stats.tiers[0].chunks,
+            "requests": inside.stack.requests_known + inside.requests,
+            "copies": inside.copies,
         }
 
     def reset_in_flight(self, prompts: list[list[int]], tokens: int) -> list[Any]:
@@ -120,7 +120,7 @@ class Runner:
         found: dict[str, Any] = {}
         while self.engine.has_unfinished_requests():
             found |= {output.request_id: output for output in self.engine.step() if output.finished}
-            if self._manager()._ledger._open:
+            if self._inside().running:
                 self._connector().reset_cache()
         self.settle()
         return [_answer(found[name]) for name in names]
@@ -129,8 +129,26 @@ class Runner:
         connector = self.engine.engine_core.engine_core.scheduler.connector
         return getattr(connector, "_connectors", [connector])[0]
 
-    def _manager(self) -> Any:
-        return self._connector().connector_scheduler.manager
+    def _inside(self) -> "_Inside":
+        connector = self._connector()
+        side: Any = getattr(connector, "scheduler", None)
+        if hasattr(side, "adapter"):  # the connector of our own
+            adapter = side.adapter
+            running = len(adapter._jobs.in_flight)
+            return _Inside(side.stack, adapter.requests_known, adapter.jobs_known, running)
+        manager = connector.connector_scheduler.manager
+        running, void = len(manager._ledger._open), len(manager._ledger._void)
+        return _Inside(manager._stack, len(manager._requests), running + void, running)
+
+
+class _Inside(NamedTuple):
+    """What our half of the scheduler has at this moment."""
+
+    stack: Any
+    requests: int
+    copies: int
+    running: int
+    """Copies that no reset has voided."""
 
 
 def _sampling(tokens: int, params: dict[str, Any] | None = None, **more: Any) -> Any:
@@ -161,8 +179,12 @@ def _answer(output: Any) -> dict[str, Any]:
 
 
 def _install(fault: dict[str, Any] | None) -> None:
-    """Puts a tier of `kvcascade.testing`, or one of these here, in front of a tier of the stack."""
+    """Puts a tier of `kvcascade.testing`, or one of these here, in front of a tier of the stack; or makes every
+    so manieth copy to the device fail."""
     if fault is None:
+        return
+    if fault["kind"] == "loads":
+        _fail_loads(fault["every"])
         return
     from kvcascade import stack
     from kvcascade.connector.vllm import spec
@@ -183,6 +205,20 @@ def _install(fault: dict[str, Any] | None) -> None:
         return FaultTier(tier, **fault["settings"])
 
     vars(spec)["build"] = partial(stack.build, wrap=wrap)
+
+
+def _fail_loads(every: int) -> None:
+    from kvcascade.connector.copies import HostCopier
+    from kvcascade.connector.transfers import Direction
+
+    copy, numbers = HostCopier.copy, count(1)
+
+    def failing(self: Any, piece: Any, direction: Any) -> None:
+        if direction is Direction.LOAD and not next(numbers) % every:
+            raise RuntimeError("injected")
+        copy(self, piece, direction)
+
+    HostCopier.copy = failing  # type: ignore[method-assign]
 
 
 def import_engine() -> None:

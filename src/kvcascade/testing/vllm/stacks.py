@@ -3,15 +3,23 @@
 from pathlib import Path
 from typing import Any
 
-__all__ = ["WAYS", "host", "on_disk", "shared", "transfer_config"]
+__all__ = ["CONNECTOR", "SPEC", "WAYS", "host", "on_disk", "shared", "transfer_config"]
 
 SPEC = "offloading spec"
-WAYS = (SPEC,)
+CONNECTOR = "connector"
+WAYS = (SPEC, CONNECTOR)
 """The ways in which vLLM can use a stack."""
 
 
 def transfer_config(way: str, stack: Any, **extra: Any) -> dict[str, Any]:
     """What a user gives as --kv-transfer-config."""
+    if way == CONNECTOR:
+        return {
+            "kv_connector": "KVCascadeConnector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"stack": stack, **extra},
+        }
     if way != SPEC:
         raise ValueError(f"{way!r} is none of {WAYS}")
     return {
