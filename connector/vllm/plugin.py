@@ -9,6 +9,7 @@ logger = logging.getLogger("kvcascade")
 
 SPEC = "KVCascade"
 CONNECTOR = "KVCascadeConnector"
+TIER = "KVCascade"
 
 
 def register() -> None:
@@ -22,6 +23,12 @@ def register() -> None:
         return
     _once(SPEC, OffloadingSpecFactory.register_spec, "kvcascade.connector.vllm.spec", "KVCascadeSpec")
     _once(CONNECTOR, KVConnectorFactory.register_connector, "kvcascade.connector.vllm.connector", CONNECTOR)
+    try:
+        from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+    except ImportError as error:
+        logger.debug("this vLLM has no tiers below its host memory: %s", error)
+        return
+    _once(TIER, SecondaryTierFactory.register_tier, "kvcascade.connector.vllm.tier", "KVCascadeTier")
 
 
 def _once(name: str, register: Callable[[str, str, str], None], module: str, cls: str) -> None:

@@ -17,6 +17,7 @@ from kvcascade.manager.events import EventLog
 from kvcascade.manager.eviction import EvictionPolicy
 from kvcascade.manager.lane import Lane, ThreadLane
 from kvcascade.manager.level import Level
+from kvcascade.manager.lower import LowerTiers
 from kvcascade.manager.primary import Primary
 from kvcascade.manager.probes import ProbeTable
 from kvcascade.manager.residency import Residency
@@ -27,7 +28,7 @@ from kvcascade.tiers.host import FEWEST_CHUNKS, HostPool, slots_for, too_small
 from kvcascade.tiers.late import LateTier
 from kvcascade.types import Buffer, Capabilities, Namespace
 
-__all__ = ["build", "pool_slots"]
+__all__ = ["build", "build_lower", "pool_slots"]
 
 logger = logging.getLogger("kvcascade")
 
@@ -89,8 +90,7 @@ def build(
             raise ConfigError(
                 f"pool: {pool.slots} slots of {pool.slot_bytes} bytes; {staging.stop} of {chunk_bytes} are needed"
             )
-        seams = _Seams(wrap, lane, clock)
-        levels = [_level(place, tier, context, pool, seams, undo) for place, tier in enumerate(settings.secondary)]
+        levels = _levels(settings, context, _Seams(pool.slot, wrap, lane, clock), undo)
         undo.pop_all()
     return SecondaryTierManager(
         pool,
@@ -115,22 +115,73 @@ def pool_slots(settings: StackSettings, chunk_bytes: int) -> int:
     return _slots(settings.primary, chunk_bytes) + _staging(settings, chunk_bytes)
 
 
+def build_lower(
+    settings: StackSettings,
+    namespace: Namespace,
+    chunk_bytes: int,
+    slot: Callable[[int], Buffer],
+    slots: int,
+    engine_id: str = "",
+    *,
+    events: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    wrap: Callable[[str, Tier], Tier] = lambda name, tier: tier,
+    lane: LaneMaker = ThreadLane,
+) -> LowerTiers:
+    """Opens the secondary tiers of a stack, below a pool that another manager keeps: the stack's own primary tier
+    is left out. Arguments are as those of `build`, but for
+
+    Args:
+        slot: the bytes of a slot of that pool: `chunk_bytes` of them, the same memory whenever it is asked for.
+        slots: how many there are.
+
+    Raises:
+        ConfigError: a tier can't be opened as it is described, or can't stand here.
+    """
+    if not settings.secondary:
+        raise ConfigError(
+            f"tiers: none below {settings.primary.name!r}, which is left out here; give at least one"
+        )
+    for place, tier in enumerate(settings.secondary, 1):
+        if tier.write == "on_evict":
+            raise ConfigError(
+                f"tiers[{place}].write: 'on_evict' needs slots of our own above it, and the host memory is the "
+                f"engine's; allowed here: through, off"
+            )
+    context = OpenContext(_within(namespace, settings), chunk_bytes, engine_id, settings.weights_version)
+    log = EventLog(events)
+    with ExitStack() as undo:
+        levels = _levels(settings, context, _Seams(slot, wrap, lane, clock), undo)
+        undo.pop_all()
+    return LowerTiers(
+        Chain(levels, log),
+        log,
+        slots,
+        reset_scope=settings.reset_scope,
+        log_every=settings.log_every,
+        clock=clock,
+    )
+
+
 class _Seams(NamedTuple):
+    slot: Callable[[int], Buffer]
     wrap: Callable[[str, Tier], Tier]
     lane: LaneMaker
     clock: Callable[[], float]
 
 
-def _level(
-    place: int, settings: SecondarySettings, context: OpenContext, pool: HostPool, seams: _Seams, undo: ExitStack
-) -> Level:
+def _levels(settings: StackSettings, context: OpenContext, seams: _Seams, undo: ExitStack) -> list[Level]:
+    return [_level(place, tier, context, seams, undo) for place, tier in enumerate(settings.secondary)]
+
+
+def _level(place: int, settings: SecondarySettings, context: OpenContext, seams: _Seams, undo: ExitStack) -> Level:
     """Opens one secondary tier; `undo` closes it again where a later one fails."""
     where = f"tiers[{place + 1}]"
     tier, late = _open(settings, context, where)
     tier = seams.wrap(settings.name, tier)
     undo.callback(tier.close)
     residency = _residency(settings, tier, context.chunk_bytes, where, late, seams.clock())
-    lane = seams.lane(settings.name, tier, pool.slot, settings.concurrency, settings.retries, seams.clock)
+    lane = seams.lane(settings.name, tier, seams.slot, settings.concurrency, settings.retries, seams.clock)
     undo.callback(lane.close, 1.0)
     level = Level(place, settings, tier, residency, lane, context.chunk_bytes)
     if late:
