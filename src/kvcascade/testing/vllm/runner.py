@@ -14,6 +14,7 @@ os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 HANG = 60.0
+_WATCHED = ("kvcascade", "kv_offload", "preempt", "cached_by_source")
 
 
 class Runner:
@@ -87,10 +88,8 @@ class Runner:
         found = {}
         for metric in self.llm.get_metrics():
             value = getattr(metric, "value", None)
-            if value is not None and (
-                "kvcascade" in metric.name or "kv_offload" in metric.name or "preempt" in metric.name
-            ):
-                tier = metric.labels.get("tier")
+            if value is not None and any(word in metric.name for word in _WATCHED):
+                tier = metric.labels.get("tier") or metric.labels.get("source")
                 found[metric.name.removeprefix("vllm:") + (f".{tier}" if tier else "")] = value
         return found
 
