@@ -319,7 +319,7 @@ class ThreadLane:
         except Exception as error:  # housekeeping is tried again; the jobs tell whether the tier works
             logger.debug("housekeeping of tier %r failed: %s", self._name, error)
             return _MAINTAIN_EVERY
-        if changes.appeared or changes.vanished:
+        if changes != Changes():
             self._changes.append(changes)
         took = time.monotonic() - began
         return _MAINTAIN_EVERY if took < terms.budget else min(_MAINTAIN_EVERY, took * terms.rest)

@@ -3,9 +3,11 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvcascade.configs.schema import PromoteAfter, SecondarySettings
+from kvcascade.errors import ClosedError
 from kvcascade.tiers import Tier
 from kvcascade.types import Key, MissReason, OutcomeKind
 
@@ -80,6 +82,8 @@ class Level:
         self._breaker = Breaker(settings.breaker.failures, settings.breaker.probe_every)
         self._voiding = Voiding(tier, lane)
         self._uses = UseCounts()
+        self._evicted = 0
+        """Chunks that the tier has evicted by itself."""
         self._was_up = True
         self._squeezed_until = 0.0
 
@@ -332,12 +336,23 @@ class Level:
         """Takes in what the tier's own housekeeping has found and dropped."""
         for changes in self.lane.changes():
             went = [key for key in changes.vanished if self._lose(key, MissReason.EXPIRED)]
+            went += [key for key in changes.evicted if self.residency.lost(key, MissReason.EVICTED)]
+            self._evicted += len(changes.evicted)
             yield Moved(self.residency.load(changes.appeared), went)
 
     def snapshot(self) -> TierStats:
         """The counters, brought up to date."""
         stats = self.stats
         stats.chunks, stats.bytes = self.residency.chunks, self.residency.bytes
-        stats.evictions = self.residency.evictions
+        if self.shared:
+            self._see_usage(stats)
+        stats.evictions = self.residency.evictions + self._evicted
         stats.queue, stats.up = self.lane.queued, self.up
         return stats.copy()
+
+    def _see_usage(self, stats: TierStats) -> None:
+        """A shared tier that has a capacity knows better how full it is."""
+        with suppress(ClosedError):
+            usage = self.tier.usage()
+            if usage.capacity is not None:
+                stats.chunks, stats.bytes, stats.capacity = usage

@@ -88,7 +88,9 @@ class ProbeTable:
         return [entry.key for entry in entries if self._learn(entry.key, there=True)]
 
     def touch(self, keys: Sequence[Key], request: int = 0) -> Touched:
-        return Touched([key for key in reversed(keys) if key in self], {})
+        """Those that were there when that was last found out, however long ago: a use that nobody asks for may be
+        the only one for hours."""
+        return Touched([key for key in reversed(keys) if (self._verdicts.get(key) or 0.0) > 0], {})
 
     def absent(self, keys: Sequence[Key]) -> list[int]:
         return [place for place, key in enumerate(keys) if key not in self and key not in self._writing]

@@ -47,7 +47,8 @@ class TierStats:
     name: str
     type: str
     chunks: int = 0
-    """Readable now; of a shared tier those that this engine has stored or found, and not found gone since."""
+    """Readable now; of a shared tier all that is there, of whichever engine, where it has a capacity, else those
+    that this engine has stored or found, and not found gone since."""
     bytes: int = 0
     """Bytes that those occupy."""
     capacity: int | None = None

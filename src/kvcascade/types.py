@@ -143,10 +143,12 @@ class Usage(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a tier's own housekeeping has changed: chunks that came to light, chunks that it dropped."""
+    """What a tier's own housekeeping has changed: chunks that came to light, that it dropped, and that it evicted
+    to make room."""
 
     appeared: tuple[Entry, ...] = ()
     vanished: tuple[Key, ...] = ()
+    evicted: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

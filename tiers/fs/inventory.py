@@ -11,6 +11,7 @@ from kvcascade.tiers.base import Probe, StoredNamespace
 from kvcascade.tiers.blocks import block_size, direct_works
 from kvcascade.tiers.files import free_bytes, mapped, nearest_existing
 
+from .fullness import TOTAL_NAME
 from .layout import OWN_NAME, Access, Home, footprint, homes, listed, sweeper_folder, writers_folder
 from .opening import access_of, check_use, too_new
 from .stored import FsStored, remove_home, remove_own
@@ -91,9 +92,13 @@ def clear(path: Path, tenant: str | None) -> list[str]:
         lines = [_cleared(Home(Path(holding.place)), holding.bytes) for holding in holdings]
         if not homes(path):
             remove_dead(path, time.time())
-            leases = (file for file in listed(sweeper_folder(path)) if file.name.isdecimal())
+            leases = (file for file in listed(sweeper_folder(path)) if _is_ours(file.name))
             remove_own(leases, [writers_folder(path), sweeper_folder(path), path / OWN_NAME])
         return lines
+
+
+def _is_ours(name: str) -> bool:
+    return name.isdecimal() or name == TOTAL_NAME
 
 
 def _cleared(home: Home, nbytes: int) -> str:

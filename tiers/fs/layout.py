@@ -2,6 +2,8 @@
 
     PATH/.kvcascade/writers/WRITER/        temporaries of one engine; the folder's mtime says that it lives
     PATH/.kvcascade/writers/WRITER/in-STAMP    the epoch that it is in
+    PATH/.kvcascade/writers/WRITER/grown   by how much it has made the directory grow
+    PATH/.kvcascade/sweeper/total          how full the directory is
     PATH/.kvcascade/sweeper/N              leases of the sweeper; the highest number counts
     PATH/NAMESPACE/namespace.json          what the digest NAMESPACE stands for
     PATH/NAMESPACE/epochs/NAME/N           generations of named epochs; the highest number counts
@@ -42,6 +44,7 @@ __all__ = [
     "key_of",
     "listed",
     "looks_whole",
+    "named_key",
     "place",
     "server_time",
     "sweeper_folder",
@@ -83,11 +86,17 @@ def place(epoch: str, key: Key) -> str:
     return f"{epoch}/{digest[:2]}/x{digest}"
 
 
+def named_key(path: str) -> Key | None:
+    """The key of a chunk's file as its name says; None for a long one."""
+    name = path.rpartition("/")[2]
+    return None if name.startswith("x") else bytes.fromhex(name)
+
+
 def key_of(path: str) -> Key | None:
     """The key of a chunk's file; None where it does not say."""
-    name = path.rpartition("/")[2]
-    if not name.startswith("x"):
-        return bytes.fromhex(name)
+    key = named_key(path)
+    if key is not None:
+        return key
     envelope = header(path)
     return None if isinstance(envelope, Flaw) else envelope.key
 

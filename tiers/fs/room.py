@@ -9,23 +9,33 @@ from typing import NamedTuple
 
 from kvcascade.types import Key, Usage
 
+from .fullness import Amount, Fullness
 from .layout import GONE, place
 
 __all__ = ["HardRoom", "Leftover", "SoftRoom"]
 
 
 class SoftRoom:
-    """A directory that others write to as well: everything is admitted. What is counted is what this engine has
-    put there and taken away. Thread-safe."""
+    """A directory that others write to as well: a chunk is admitted as long as the capacity seems not to be
+    reached. Without one all are, and what is counted is what this engine has put there and taken away.
+    Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, fullness: Fullness, capacity: int | None) -> None:
+        self._fullness = fullness
+        self._capacity = capacity
         self._lock = threading.Lock()
-        self._chunks = 0
-        self._bytes = 0
+        self._mine = Amount()
+        self._reserved = 0
 
     @property
     def usage(self) -> Usage:
-        return Usage(self._chunks, self._bytes, None)
+        return Usage(*self._amount, self._capacity)
+
+    @property
+    def _amount(self) -> Amount:
+        """What this engine has put there, where nobody has counted yet."""
+        amount = self._fullness.estimate if self._capacity is not None else None
+        return amount or self._mine
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
@@ -34,22 +44,33 @@ class SoftRoom:
 
     def admit(self, nbytes: int) -> bool:
         """Reserves room for a chunk; False where there is none."""
-        return True
+        amount = self._amount
+        with self._lock:
+            if self._capacity is not None and amount.bytes + self._reserved + nbytes > self._capacity:
+                return False
+            self._reserved += nbytes
+            return True
 
     def cancel(self, nbytes: int) -> None:
         """An admitted chunk does not come."""
+        with self._lock:
+            self._reserved -= nbytes
 
     def put(self, key: Key, nbytes: int) -> None:
         """An admitted chunk is there now."""
         with self._lock:
-            self._chunks += 1
-            self._bytes += nbytes
+            self._reserved -= nbytes
+        self._change(Amount(1, nbytes))
 
     def gone(self, key: Key, nbytes: int) -> None:
         """The chunk was removed."""
+        self._change(Amount(-1, -nbytes))
+
+    def _change(self, more: Amount) -> None:
+        self._fullness.grow(more)
         with self._lock:
-            self._chunks = max(0, self._chunks - 1)
-            self._bytes = max(0, self._bytes - nbytes) if self._chunks else 0
+            mine = self._mine.plus(more)
+            self._mine = Amount(mine.chunks, max(0, mine.bytes)) if mine.chunks > 0 else Amount()
 
     def missed(self, key: Key, path: str) -> None:
         """The chunk was not where it should be, at `path`."""
@@ -57,7 +78,7 @@ class SoftRoom:
     def leave(self, folder: str) -> None:
         """What was put so far, into `folder`, is void."""
         with self._lock:
-            self._chunks = self._bytes = 0
+            self._mine = Amount()
 
 
 class Leftover(NamedTuple):

@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,12 +18,14 @@ from kvcascade.tiers.envelope import Envelope, checksum
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Outcome, Usage
 
 from .chunkfile import ChunkFiles, Verdict, facts, same_file
-from .layout import GONE, chunks, entry, fans, footprint, looks_whole, place, sweeper_folder
+from .fullness import Amount, Fullness
+from .layout import GONE, chunks, entry, fans, footprint, looks_whole, named_key, place, sweeper_folder
 from .lease import Lease
 from .opening import Opened, open_directory
 from .quarantine import Quarantine
 from .recency import Recency
 from .room import HardRoom, SoftRoom
+from .survey import Candidate
 from .sweeper import Limits, Sweeper
 from .takeover import take_over
 
@@ -38,6 +41,8 @@ BEAT_EVERY = 60.0
 """Seconds between two signs of life."""
 PATIENCE = 1.0
 """Seconds for which `close` tells files that they were used."""
+EVICTED = 1 << 16
+"""Evicted keys, at most, of which is told at a time."""
 
 
 class Era(NamedTuple):
@@ -52,8 +57,8 @@ class FsTier(Tier):
 
     A file is written under a name that nobody else has, and renamed: so it is there with all of its bytes, or not
     at all, and of two writers of one chunk both succeed. Nothing is locked. What is read is verified, so that
-    whatever others do to the directory ends in a miss. `usage` is rough: what this engine has put there and taken
-    away.
+    whatever others do to the directory ends in a miss. `usage` is an estimate of what is there where there is a
+    capacity, else what this engine has put there and taken away.
 
     With `exclusive` the tier is a private, bounded one: what is there is known, and never above the capacity.
 
@@ -79,13 +84,15 @@ class FsTier(Tier):
         self._quarantine = (
             Quarantine(opened.home.quarantine, opened.access) if settings.on_corrupt == "quarantine" else None
         )
+        self._fullness = Fullness(opened.root, opened.writer, opened.access)
         self._sweeper: Sweeper | None = None
-        self._room: SoftRoom | HardRoom = SoftRoom()
+        self._evicted: deque[Key] = deque(maxlen=EVICTED)
         if settings.exclusive and settings.capacity is not None:
             self.capabilities = Capabilities(persistent=True, bounded=True)
-            self._room = take_over(opened.root, self._era.folder, settings.capacity)
+            self._room: SoftRoom | HardRoom = take_over(opened.root, self._era.folder, settings.capacity)
         else:
             self.capabilities = Capabilities(persistent=True, shared=True)
+            self._room = SoftRoom(self._fullness, settings.capacity)
             self._sweeper = self._make_sweeper(settings)
 
     def _make_sweeper(self, settings: "FsSettings") -> Sweeper | None:
@@ -94,7 +101,7 @@ class FsTier(Tier):
         root, writer = self._opened.root, self._opened.writer
         lease = Lease(sweeper_folder(root), writer.identity, self._opened.access, self._clock)
         limits = Limits(settings.capacity, settings.watermarks, settings.ttl)
-        return Sweeper(root, limits, lease, writer, self._clock)
+        return Sweeper(root, limits, lease, writer, self._fullness, self._clock, self._last_use, self._has_evicted)
 
     @classmethod
     def open(cls, settings: "FsSettings", context: OpenContext) -> "FsTier":
@@ -236,6 +243,8 @@ class FsTier(Tier):
             if self._there(facts(path), len(buffer)):
                 self._recency.note(key)
                 return Outcome.OK
+            if self._sweeper is not None:
+                self._sweeper.make_room(footprint(len(buffer)))
             if not self._room.admit(footprint(len(buffer))):
                 return Outcome.REFUSED
             return self._store(era, path, key, buffer)
@@ -311,7 +320,7 @@ class FsTier(Tier):
                         self._tend(end)
                 finally:
                     self._maintaining.release()
-            return Changes()
+            return Changes(evicted=tuple(self._evicted.popleft() for _ in range(len(self._evicted))))
 
     def _tend(self, end: float) -> None:
         if self._clock() - self._beaten >= BEAT_EVERY:
@@ -320,6 +329,26 @@ class FsTier(Tier):
         self._persist_recency(end)
         if self._sweeper is not None:
             self._sweeper.run(end)
+        elif isinstance(self._room, SoftRoom):
+            self._fullness.tell()
+
+    # -- evicting
+
+    def _key_in(self, path: str) -> Key | None:
+        """The key of a chunk's file in the era that this engine is in; None for one of another."""
+        era = self._era
+        return named_key(path) if era is not None and path.startswith(era.folder) else None
+
+    def _last_use(self, path: str) -> float:
+        key = self._key_in(path)
+        return self._recency.last_use(key) if key is not None else 0.0
+
+    def _has_evicted(self, candidate: Candidate) -> None:
+        self._fullness.grow(Amount(-1, -candidate.nbytes))
+        key = self._key_in(candidate.path)
+        if key is not None:
+            self._recency.gone(key)
+            self._evicted.append(key)
 
     def _persist_recency(self, end: float) -> None:
         era = self._era

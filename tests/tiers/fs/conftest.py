@@ -12,6 +12,7 @@ import pytest
 from kvcascade.testing import buffer, bytes_for, holds, key_for
 from kvcascade.tiers import OpenContext
 from kvcascade.tiers.fs import FsSettings
+from kvcascade.tiers.fs.fullness import GROWN_NAME
 from kvcascade.tiers.fs.layout import OWN_NAME, chunks, fans, homes, place
 from kvcascade.tiers.fs.tier import FsTier
 from kvcascade.tiers.fs.writers import IN
@@ -86,7 +87,7 @@ class Directory:
     @property
     def temporaries(self) -> list[Path]:
         left = (self.path / OWN_NAME / "writers").glob("*/*")
-        return [path for path in left if not path.name.startswith(IN)]
+        return [path for path in left if not path.name.startswith(IN) and path.name != GROWN_NAME]
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ from kvcascade.testing import buffer, bytes_for, holds, key_for
 from kvcascade.tiers import OpenContext
 from kvcascade.tiers.fs import FsSettings, lease, sweeper
 from kvcascade.tiers.fs.tier import FsTier
-from kvcascade.types import Namespace
+from kvcascade.types import Namespace, OutcomeKind
 
 RECENT = 8
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    sweeper.PAUSES = (0.0, 0.0)
-    sweeper.REST = lease.RENEW_EVERY = 0.0
+    sweeper.EVERY, sweeper.TELL_EVERY = 0.2, 0.02
+    sweeper.REST = sweeper.TELL_REST = lease.RENEW_EVERY = 0.0
     settings = FsSettings(path=given["path"], capacity=given.get("capacity"))
     tier = settings.open(OpenContext(Namespace.of(**given["namespace"]), given["chunk"]))
     assert isinstance(tier, FsTier)
@@ -40,19 +40,20 @@ def say(line: str) -> None:
 
 def finite(tier: FsTier, given: dict[str, Any]) -> dict[str, Any]:
     order = random.Random(given["seed"]).sample(given["keys"], len(given["keys"]))
-    failed, lost, recent = 0, 0, []
+    failed, refused, lost, recent = 0, 0, 0, []
     for number in order:
         key = key_for(number)
         (outcome,) = tier.write([key], [memoryview(bytes_for(key, given["chunk"]))])
-        failed += not outcome.ok
+        failed += outcome.kind is OutcomeKind.FAILED
+        refused += outcome.kind is OutcomeKind.REFUSED
         if given.get("capacity"):
-            recent = [*recent[1 - RECENT :], key]
+            recent = [*recent[1 - RECENT :], key] if outcome.ok else recent
             tier.maintain(0.0)
             lost += tier.exists(recent).count(False)
     for _ in range(3 if given.get("capacity") else 0):
         tier.maintain(1.0)
     evicted = tier._sweeper.evicted if tier._sweeper else 0
-    return {"failed": failed, "lost": lost, "evicted": evicted}
+    return {"failed": failed, "refused": refused, "lost": lost, "evicted": evicted}
 
 
 def endless(tier: FsTier, given: dict[str, Any]) -> None:

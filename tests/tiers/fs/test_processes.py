@@ -63,19 +63,26 @@ def test_processes_store_the_same_chunks_and_others_at_once(shared: Any, count: 
     assert sorted(entry.key for entry in tier.entries()) == sorted(everything)
 
 
-def test_two_sweepers_hold_the_capacity_and_what_is_fresh_stays(shared: Any) -> None:
-    """vllm-project/vllm#52784: the directory does not grow, whoever writes to it."""
+@pytest.mark.parametrize("count", [2, 4])
+def test_several_engines_hold_the_capacity_and_what_is_fresh_stays(shared: Any, count: int) -> None:
+    """vllm-project/vllm#52784: the directory does not grow, whoever writes to it, and at no moment."""
     file_bytes = shared.chunk + 4096
     capacity = 60 * file_bytes
     shared.path.mkdir()
-    each = [
-        {"keys": list(range(first, first + 240)), "seed": first, "capacity": capacity} for first in (0, 10_000)
-    ]
+    firsts = [10_000 * number for number in range(count)]
+    each = [{"keys": list(range(first, first + 240)), "seed": first, "capacity": capacity} for first in firsts]
+    peak = 0
     with running(shared, *each) as processes:
+        while any(process.poll() is None for process in processes):
+            peak = max(peak, len(shared.files))
+            threading.Event().wait(0.01)
         found = results(processes)
-    assert [result["failed"] + result["lost"] for result in found] == [0, 0]
-    assert sum(result["evicted"] for result in found) + len(shared.files) == 480
-    assert capacity * 0.8 <= shared.bytes <= capacity * 0.95
+    assert [(result["failed"], result["lost"]) for result in found] == [(0, 0)] * count
+    stored = 240 * count - sum(result["refused"] for result in found)
+    assert stored > 60 * count
+    assert sum(result["evicted"] for result in found) + len(shared.files) == stored
+    assert peak <= 60 * 1.25
+    assert 0.8 * capacity <= shared.bytes <= 0.95 * capacity
     tier = shared.engine()
     left = [entry.key for entry in tier.entries()]
     assert shared.load(tier, left) == [Outcome.OK] * len(left)
@@ -87,7 +94,7 @@ def test_nothing_is_wrong_after_any_kill(shared: Any, sweeping: bool, monkeypatc
     """kvcache-ai/Mooncake#974, LMCache/LMCache#2517: four writers on the same keys are killed, over and over. What
     they left half done is never seen and does not stay; a sweeper that was killed is followed by another at
     once."""
-    monkeypatch.setattr(sweeper, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(sweeper, "EVERY", 0.0)
     choose = random.Random(sweeping)
     among, file_bytes = 64, shared.chunk + 4096
     capacity = 24 * file_bytes if sweeping else None
@@ -112,9 +119,9 @@ def test_nothing_is_wrong_after_any_kill(shared: Any, sweeping: bool, monkeypatc
         assert len(shared.writers) == 2
         keys = [entry.key for entry in after.entries()]
         assert shared.load(after, keys) == [Outcome.OK] * len(keys)
-        assert shared.store(after, shared.keys(*range(4))) == [Outcome.OK] * 4
         after.maintain(60.0)
         assert capacity is None or shared.bytes <= capacity * 0.95
+        assert shared.store(after, shared.keys(*range(4))) == [Outcome.OK] * 4
         after.close()
     assert foreign.read_text() == "mine"
     assert set(keys) <= {key_for(number) for number in range(among)}

@@ -13,11 +13,11 @@ import pytest
 
 from kvcascade.errors import ConfigError, TierUnavailable
 from kvcascade.testing import key_for
-from kvcascade.tiers.fs import lease, sweeper, writers
+from kvcascade.tiers.fs import lease, survey, sweeper, writers
 from kvcascade.tiers.fs.layout import Access, server_time
 from kvcascade.tiers.fs.lease import EXPIRES, RENEW_EVERY, Lease
 from kvcascade.tiers.fs.writers import STALE, Identity, Writer, living
-from kvcascade.types import Outcome, Usage
+from kvcascade.types import Changes, Outcome, Usage
 
 ELSEWHERE = Identity("far", "0123456789ab", 7, 1234, "", False, "aaaa0000")
 
@@ -184,9 +184,9 @@ def test_a_lease_without_a_name_is_taken(tmp_path: Path) -> None:
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep is always due."""
-    monkeypatch.setattr(sweeper, "PAUSES", (0.0, 0.0))
-    monkeypatch.setattr(sweeper, "REST", 0.0)
+    """A look is always due, and so is asking the others."""
+    for setting in ("EVERY", "REST", "TELL_EVERY", "TELL_REST"):
+        monkeypatch.setattr(sweeper, setting, 0.0)
     monkeypatch.setattr(lease, "RENEW_EVERY", 0.0)
 
 
@@ -200,16 +200,20 @@ def aged(shared: Any, tier: Any, count: int, first: int = 0) -> list[bytes]:
     return keys
 
 
+def crowded(shared: Any, count: int, chunks: int, **settings: Any) -> tuple[Any, list[bytes]]:
+    """An engine that finds so many chunks of another one, where `chunks` have room; and their keys."""
+    keys = aged(shared, shared.engine(), count)
+    return shared.engine(capacity=chunks * (shared.chunk + 4096), **settings), keys
+
+
 @pytest.mark.usefixtures("restless")
 def test_a_sweep_evicts_what_was_used_the_longest_ago(shared: Any) -> None:
     """vllm-project/vllm#52784: from above the high mark down to the low one, of all namespaces and epochs."""
-    file_bytes = shared.chunk + 4096
-    tier = shared.engine(capacity=20 * file_bytes)
-    keys = aged(shared, tier, 19)
+    tier, keys = crowded(shared, 19, 20)
     tier.maintain(60.0)
     assert tier.exists(keys) == [True] * 19
     tier.move_to("v2")
-    more = aged(shared, tier, 3, first=100)
+    more = aged(shared, shared.engine("v2"), 3, first=100)
     tier.maintain(60.0)
     assert len(shared.files) == 18
     assert tier.exists(more) == [True] * 3
@@ -218,35 +222,88 @@ def test_a_sweep_evicts_what_was_used_the_longest_ago(shared: Any) -> None:
     assert tier._sweeper.evicted == 4
 
 
-def test_the_faster_the_directory_grows_the_sooner_it_is_swept_again(shared: Any) -> None:
-    """So that a soft capacity is held while several engines write."""
+@pytest.mark.parametrize("held", [False, True])
+def test_a_capacity_holds_at_the_pace_of_stores(shared: Any, held: bool) -> None:
+    """vllm-project/vllm#52784: without any housekeeping in between, and from the first chunk on: by the engine
+    that sweeps, and by one that can't, for which only refusing is left."""
+    if held:
+        shared.engine(capacity=20 * (shared.chunk + 4096)).maintain(60.0)
+    tier = shared.engine(capacity=20 * (shared.chunk + 4096))
+    keys = shared.keys(*range(200))
+    outcomes = []
+    for key in keys:
+        outcomes += shared.store(tier, [key])
+        assert len(shared.files) <= 22
+    assert outcomes == [Outcome.OK] * 20 + [Outcome.REFUSED] * 180 if held else [Outcome.OK] * 200
+    assert tier.exists(keys[-15:]) == [not held] * 15
+    usage = tier.usage()
+    assert usage.bytes == usage.chunks * (shared.chunk + 4096)
+    assert abs(usage.chunks - len(shared.files)) <= 4
+    assert usage.capacity == 20 * (shared.chunk + 4096)
+
+
+def test_a_capacity_without_room_above_its_mark(shared: Any) -> None:
+    """What is about to be written counts, so that eviction begins before the capacity is reached."""
+    tier = shared.engine(capacity=20 * (shared.chunk + 4096), watermarks={"high": 1.0, "low": 0.9})
+    assert shared.store(tier, shared.keys(*range(60))) == [Outcome.OK] * 60
+    assert 16 <= len(shared.files) <= 22
+
+
+def test_what_this_engine_uses_stays_longer(shared: Any) -> None:
+    """Files are told of a use at most once an hour; the engine itself knows better."""
+    tier = shared.engine(capacity=20 * (shared.chunk + 4096))
+    keys = shared.keys(*range(10))
+    shared.store(tier, keys)
+    for number in range(100, 200):
+        tier.touch([keys[1], keys[0]])
+        assert shared.load(tier, keys[2:3]) == [Outcome.OK]
+        shared.store(tier, shared.keys(number))
+    assert tier.exists(keys) == [True] * 3 + [False] * 7
+
+
+def test_what_was_evicted_is_told(shared: Any) -> None:
+    tier = shared.engine(capacity=20 * (shared.chunk + 4096))
+    keys = shared.keys(*range(40))
+    shared.store(tier, keys)
+    evicted = tier.maintain(60.0).evicted
+    assert sorted(evicted) == sorted(key for key, there in zip(keys, tier.exists(keys), strict=True) if not there)
+    assert tier.maintain(60.0) == Changes()
+
+
+@pytest.mark.usefixtures("restless")
+def test_engines_tell_each_other_how_full_it_is(shared: Any) -> None:
+    """One that sweeps learns what the others write, also without a look; they learn what it makes of that."""
     file_bytes = shared.chunk + 4096
-    tier = shared.engine(capacity=100 * file_bytes)
-    clock = tier._sweeper._clock = Clock()
-    pauses = []
-    for stored in (0, 20, 4, 0, 60):
-        clock.now = tier._sweeper._next
-        shared.store(tier, shared.keys(*range(100 * len(pauses), 100 * len(pauses) + stored)))
+    one, two = (shared.engine(capacity=100 * file_bytes) for _ in range(2))
+    three = shared.engine()
+    one.maintain(60.0)
+    one._sweeper._look_at = float("inf")
+    shared.store(one, shared.keys(1, 2))
+    shared.store(two, shared.keys(3))
+    shared.store(three, shared.keys(4, 5))
+    two.delete(shared.keys(1))
+    for tier in (three, two, one, two):
         tier.maintain(60.0)
-        pauses.append(tier._sweeper._next - clock.now)
-        clock.now += 1.0
-    # 20 chunks a second, and room for 80: half of it is used in 2 s; 4 in 2 s, and room for 76; 30; 60 in 30 s.
-    assert pauses == pytest.approx([1.0, 2.0, 19.0, 30.0, 4.0])
+    assert [tier.usage().chunks for tier in (one, two)] == [4, 4]
+    shared.store(two, shared.keys(6))
+    assert [tier.usage().chunks for tier in (one, two)] == [4, 5]
+    one.close()
+    two.maintain(60.0)  # it takes over, and counts
+    assert two.usage() == Usage(5, 5 * file_bytes, 100 * file_bytes)
 
 
 @pytest.mark.usefixtures("restless")
 def test_what_is_used_during_a_sweep_stays(shared: Any) -> None:
-    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
-    keys = aged(shared, tier, 12)
-    evict = tier._sweeper._evict
+    tier, keys = crowded(shared, 12, 10)
+    delete = tier._sweeper._delete
     used = shared.file(tier, keys[1])
 
-    def late(candidate: Any) -> int:
+    def late(candidate: Any) -> bool:
         if candidate.path == str(used):
             os.utime(used)
-        return int(evict(candidate))
+        return bool(delete(candidate))
 
-    tier._sweeper._evict = late
+    tier._sweeper._delete = late
     tier.maintain(60.0)
     assert tier.exists(keys[:5]) == [False, True, False, False, True]
 
@@ -254,9 +311,10 @@ def test_what_is_used_during_a_sweep_stays(shared: Any) -> None:
 @pytest.mark.usefixtures("restless")
 def test_a_sweep_goes_on_where_it_was(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """`maintain` has little time, and the directory is large."""
+    monkeypatch.setattr(survey, "SLICE", 1)
     monkeypatch.setattr(sweeper, "SLICE", 1)
-    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
-    aged(shared, tier, 20)
+    monkeypatch.setattr(sweeper, "EVERY", 1e9)
+    tier, _ = crowded(shared, 20, 10)
     calls = 0
     while len(shared.files) > 9:
         tier.maintain(0.0)
@@ -266,11 +324,11 @@ def test_a_sweep_goes_on_where_it_was(shared: Any, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("restless")
-def test_a_sweep_remembers_a_bounded_number_of_chunks(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeper, "CANDIDATES", 3)
-    monkeypatch.setattr(sweeper, "PAUSES", (1e9, 1e9))
-    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
-    keys = aged(shared, tier, 20)
+def test_a_look_remembers_a_bounded_number_of_chunks(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When they are used up comes another look."""
+    monkeypatch.setattr(survey, "CANDIDATES", 3)
+    monkeypatch.setattr(sweeper, "EVERY", 1e9)
+    tier, keys = crowded(shared, 20, 10)
     for left in (17, 14, 11, 9, 9):
         tier.maintain(60.0)
         assert len(shared.files) == left
@@ -281,8 +339,8 @@ def test_a_sweep_remembers_a_bounded_number_of_chunks(shared: Any, monkeypatch: 
 def test_who_loses_the_lease_stops_sweeping_and_goes_on_reading(shared: Any) -> None:
     tier = shared.engine(capacity=10 * (shared.chunk + 4096))
     tier.maintain(60.0)
-    keys = aged(shared, tier, 20)
-    (held,) = (shared.path / ".kvcascade" / "sweeper").iterdir()
+    keys = aged(shared, shared.engine(), 20)
+    (held,) = (shared.path / ".kvcascade" / "sweeper").glob("[0-9]*")
     Path(held.with_name(str(int(held.name) + 1))).write_text(str(ELSEWHERE))
     tier.maintain(60.0)
     assert shared.load(tier, keys) == [Outcome.OK] * 20
@@ -293,8 +351,7 @@ def test_a_chunk_that_can_not_be_deleted(
     shared: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """sgl-project/sglang#31485: the next one goes in its place; said once."""
-    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
-    keys = aged(shared, tier, 12)
+    tier, keys = crowded(shared, 12, 10)
     stuck = [shared.file(tier, key) for key in keys[:2]]
     unlink = os.unlink
 
@@ -305,12 +362,13 @@ def test_a_chunk_that_can_not_be_deleted(
 
     monkeypatch.setattr(os, "unlink", refusing)
     with caplog.at_level(logging.WARNING):
-        tier.maintain(60.0)
+        for _ in range(3):
+            tier.maintain(60.0)
         assert tier.exists(keys) == [True] * 2 + [False] * 3 + [True] * 7
-        shared.store(tier, shared.keys(100, 101))
-        tier.maintain(60.0)
+        shared.store(shared.engine(), shared.keys(100, 101))
+        for _ in range(3):
+            tier.maintain(60.0)
     assert len(shared.files) == 9
-    assert tier._sweeper.stuck == 2
     assert [record.message for record in caplog.records if "deleted" in record.message] == [
         f"{shared.path}: 2 chunks can't be deleted and are left where they are"
     ]
@@ -318,12 +376,10 @@ def test_a_chunk_that_can_not_be_deleted(
     assert isinstance(outcome.cause, TierUnavailable)
 
 
-@pytest.mark.usefixtures("restless")
 def test_a_directory_in_which_nothing_can_be_deleted(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """sgl-project/sglang#31485: no endless loop, and new chunks are stored all the same."""
+    """sgl-project/sglang#31485: no endless loop. What has no room is refused, and what is there is read."""
     monkeypatch.setattr(sweeper, "STUCK", 5)
-    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
-    aged(shared, tier, 20)
+    tier, keys = crowded(shared, 20, 10)
     tried: list[Any] = []
 
     def refusing(path: Any, *args: Any, **named: Any) -> None:
@@ -332,15 +388,17 @@ def test_a_directory_in_which_nothing_can_be_deleted(shared: Any, monkeypatch: p
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "unlink", refusing)
-        tier.maintain(60.0)
+        for _ in range(3):
+            tier.maintain(60.0)
+        assert shared.store(tier, shared.keys(100)) == [Outcome.REFUSED]
     assert len(tried) == 5
-    assert shared.store(tier, shared.keys(100)) == [Outcome.OK]
+    assert shared.load(tier, keys) == [Outcome.OK] * 20
 
 
 @pytest.mark.usefixtures("restless")
 def test_a_sweep_removes_what_has_expired(shared: Any) -> None:
+    keys = aged(shared, shared.engine(), 20)
     tier = shared.engine(ttl="630s")
-    keys = aged(shared, tier, 20)
     tier.maintain(60.0)
     assert tier.exists(keys) == [False] * 9 + [True] * 11
     assert len(shared.files) == 11
@@ -349,8 +407,10 @@ def test_a_sweep_removes_what_has_expired(shared: Any) -> None:
 @pytest.mark.usefixtures("restless")
 def test_foreign_files_are_never_touched(shared: Any) -> None:
     """LMCache/LMCache#1454."""
+    other = shared.engine()
+    keys = aged(shared, other, 3)
+    other.close()
     tier = shared.engine(capacity=1)
-    keys = aged(shared, tier, 3)
     chunk = shared.file(tier, keys[0])
     epoch = chunk.parent.parent
     foreign = [
@@ -375,8 +435,7 @@ def test_foreign_files_are_never_touched(shared: Any) -> None:
 
 @pytest.mark.usefixtures("restless")
 def test_a_medium_that_fails_is_swept_later(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = shared.engine(capacity=10 * (shared.chunk + 4096))
-    aged(shared, tier, 12)
+    tier, _ = crowded(shared, 12, 10)
     with monkeypatch.context() as broken:
 
         def fails(path: Any) -> Any:
@@ -393,13 +452,14 @@ def test_a_medium_that_fails_is_swept_later(shared: Any, monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("restless")
 def test_empty_folders_go(shared: Any) -> None:
     """A reset leaves an epoch's folder with 256 others in it."""
+    other = shared.engine()
+    aged(shared, other, 10)
+    other.move_to("")
     tier = shared.engine(capacity=1)
-    aged(shared, tier, 10)
-    tier.move_to("")
     tier.maintain(60.0)
     tier.maintain(60.0)
-    assert tier._opened.home.epochs() == []
-    assert shared.store(tier, shared.keys(1)) == [Outcome.OK]
+    assert other._opened.home.epochs() == []
+    assert shared.store(other, shared.keys(1)) == [Outcome.OK]
 
 
 # A directory for one engine alone

@@ -448,7 +448,7 @@ def test_a_path_that_is_a_file(shared: Any) -> None:
 
 
 def test_usage_is_what_this_engine_has_put_there(shared: Any) -> None:
-    one, two = shared.engine(capacity=1 << 30), shared.engine()
+    one, two = shared.engine(), shared.engine()
     shared.store(one, shared.keys(1, 2, 3))
     shared.store(two, shared.keys(3, 4))
     assert one.usage() == Usage(3, 3 * one.footprint(shared.chunk), None)
