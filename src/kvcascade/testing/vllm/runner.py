@@ -186,7 +186,7 @@ def _install(fault: dict[str, Any] | None) -> None:
         _fail_loads(fault["every"])
         return
     from kvcascade import stack
-    from kvcascade.connector.vllm import spec
+    from kvcascade.connector.vllm import spec, tier
     from kvcascade.testing import FaultTier, TierWrapper
 
     class Poison(TierWrapper):
@@ -196,14 +196,15 @@ def _install(fault: dict[str, Any] | None) -> None:
             turned = [memoryview(bytearray(255 - byte for byte in buffer)) for buffer in buffers]
             return self.inner.write(keys, turned, victims)
 
-    def wrap(name: str, tier: Any) -> Any:
+    def wrap(name: str, inner: Any) -> Any:
         if name != fault["tier"]:
-            return tier
+            return inner
         if fault["kind"] == "poison":
-            return Poison(tier)
-        return FaultTier(tier, **fault["settings"])
+            return Poison(inner)
+        return FaultTier(inner, **fault["settings"])
 
     vars(spec)["build"] = partial(stack.build, wrap=wrap)
+    vars(tier)["build_lower"] = partial(stack.build_lower, wrap=wrap)
 
 
 def _fail_loads(every: int) -> None:
