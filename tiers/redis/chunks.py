@@ -8,7 +8,7 @@ from kvcascade.tiers.envelope import HEADER_BYTES, Envelope, checksum, flaw_of, 
 from kvcascade.types import Buffer, Key, Namespace
 
 from .exchange import Request
-from .replies import Reply, Stored
+from .replies import Reply, Stored, is_done
 from .wire import Part, Wire, command
 
 __all__ = ["Era", "Fetched", "Names", "client_name", "fetch", "store", "store_terms"]
@@ -17,9 +17,9 @@ LAYOUT = "v1"
 """A part of every name: versions that lay chunks out in another way never meet."""
 
 
-def client_name(digest: str) -> str:
+def client_name(digest: str, who: str = "") -> str:
     """What a server shows of an engine's connections; `digest`: of its namespace."""
-    return f"kvcascade:{digest}"
+    return f"kvcascade:{digest}:{who}"
 
 
 class Names:
@@ -41,6 +41,10 @@ class Names:
     def description(self) -> bytes:
         """What the namespace stands for, as JSON."""
         return self.base + b"namespace"
+
+    def engine(self, who: str) -> bytes:
+        """The sign of life of an engine."""
+        return self.base + b"engine:" + who.encode()
 
     def mark(self, name: bytes) -> bytes:
         """The mark of the weights whose name has this digest."""
@@ -100,4 +104,4 @@ def store(era: Era, key: Key, payload: Buffer, terms: bytes, now: Callable[[], f
         front = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (words, len(name), name, nbytes)
         return [front + pack(envelope, HEADER_BYTES), payload, terms]
 
-    return Request(name, parts, weight=len(payload))
+    return Request(name, parts, weight=len(payload), expects=is_done)

@@ -128,7 +128,10 @@ class Epochs:
             role = self._exchange.command(mark, "ROLE")
         except TierRefused:
             return 0
-        return len(role[2]) if isinstance(role, list) and isinstance(role[2], list) else 0
+        match role:
+            case [_, _, list(replicas), *_]:
+                return len(replicas)
+        return 0
 
     def _mark(self, name: str) -> bytes:
         return self._names.mark(hashlib.sha256(name.encode()).hexdigest()[:32].encode())

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from kvcascade.errors import TierError, TierRefused, TierUnavailable
 
 from .links import Links
-from .replies import Refusal, Reply, error_of, moved_to
+from .replies import Refusal, Reply, anything, error_of, expected, is_done, moved_to
 from .settings import Location
 from .wire import Part, Wire, command
 
@@ -37,6 +37,8 @@ class Request(NamedTuple):
     receive: Callable[[Wire], Reply] = Wire.reply
     weight: int = 0
     """Bytes of payload that it brings or fetches."""
+    expects: Callable[[Reply], bool] = anything
+    """Whether a reply that is no error can be the answer; after another one the connection is not trusted."""
 
 
 class _Way(NamedTuple):
@@ -50,7 +52,7 @@ class _Way(NamedTuple):
 def plain(name: bytes, *words: bytes | str | int) -> Request:
     """A command without payload."""
     sent = command(*words)
-    return Request(name, lambda: [sent])
+    return Request(name, lambda: [sent], expects=expected(words[0]))
 
 
 class Exchange:
@@ -76,6 +78,8 @@ class Exchange:
             if not ways:
                 break
             self.links.route.mistrust()
+        if self.links.clustered:
+            _end_moves(answers)
         return answers
 
     def command(self, name: bytes, *words: bytes | str | int) -> Reply:
@@ -128,7 +132,10 @@ class Exchange:
             answer = self.command_at(where, "CONFIG", "GET", "proto-max-bulk-len")
         except TierRefused:
             return LARGEST
-        return int(answer[1]) if isinstance(answer, list) and len(answer) == 2 else LARGEST
+        match answer:
+            case [_, bytes(limit)] if limit.isdigit():
+                return int(limit)
+        return LARGEST
 
     def _ways(
         self, requests: Sequence[Request], answers: list[Answer], replicas: bool
@@ -177,6 +184,13 @@ def _moved(ways: Mapping[_Way, Sequence[int]], answers: list[Answer]) -> dict[_W
     return moved
 
 
+def _end_moves(answers: list[Answer]) -> None:
+    """A cluster that goes on to send a request elsewhere, or nowhere, does not serve it now."""
+    for place, answer in enumerate(answers):
+        if isinstance(answer, Refusal) and answer.code in ("MOVED", "ASK"):
+            answers[place] = TierUnavailable(f"the cluster does not serve this key: {answer.code} {answer.text}")
+
+
 def _windows(requests: Sequence[Request], places: Sequence[int]) -> list[Sequence[int]]:
     """What may be on its way at a time."""
     if len(places) == 1:
@@ -206,8 +220,8 @@ def _through(
     try:
         for place in window:
             if asking:
-                wire.reply()
-            answers[place] = answer = requests[place].receive(wire)
+                _receive(wire, Wire.reply, is_done)
+            answers[place] = answer = _receive(wire, requests[place].receive, requests[place].expects)
             if isinstance(answer, Refusal) and answer.code == "READONLY":
                 demoted = True
     except TierUnavailable as error:
@@ -215,6 +229,13 @@ def _through(
     if lost:
         wire.close()
     return demoted
+
+
+def _receive(wire: Wire, receive: Callable[[Wire], Reply], expects: Callable[[Reply], bool]) -> Reply:
+    answer = receive(wire)
+    if not isinstance(answer, Refusal) and not expects(answer):
+        raise wire.unexpected(answer)
+    return answer
 
 
 def _send(wire: Wire, requests: Sequence[Request], window: Sequence[int], asking: bool) -> None:

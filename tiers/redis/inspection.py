@@ -1,6 +1,7 @@
 """What `check`, `ls` and `clear` find on the servers: beside running engines, or without any."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from kvcascade.tiers.envelope import HEADER_BYTES
 from kvcascade.types import Namespace
 
 from .chunks import Names
+from .engines import SILENT
 from .exchange import Answer, Exchange, plain
 from .links import Links
 from .listing import scan
@@ -55,7 +57,8 @@ def _look(
     name, version = _version(server)
     mode = server.get("redis_mode") or server.get("server_mode") or "mode not told"
     found.facts.append((f"server {where}", f"{name} {version}, {mode}"))
-    if server and tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+    numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
+    if numbers and tuple(numbers) < _OLDEST:
         found.problems.append(f"{where}: {name} {version} is too old; 6.2 or newer is needed")
     if mode == "cluster" and settings.mode != "cluster":
         found.problems.append(f"{where}: a node of a Redis Cluster; set mode: cluster, and its nodes")
@@ -78,10 +81,10 @@ def _version(server: dict[str, str]) -> tuple[str, str]:
 
 
 def _memory(memory: dict[str, str], settings: RedisSettings) -> Iterator[tuple[str, str]]:
-    limit, policy = int(memory.get("maxmemory", 0)), memory.get("maxmemory_policy", "")
+    limit, policy = _number(memory, "maxmemory"), memory.get("maxmemory_policy", "")
     if not memory:
         return
-    used = format_size(int(memory.get("used_memory", 0)))
+    used = format_size(_number(memory, "used_memory"))
     if not limit:
         yield "memory", f"{used} used; no maxmemory: it grows until the machine has no more. Set one"
     elif policy == "noeviction":
@@ -94,6 +97,11 @@ def _memory(memory: dict[str, str], settings: RedisSettings) -> Iterator[tuple[s
         "ttl",
         "none: chunks stay until they are evicted" if settings.ttl is None else format_duration(settings.ttl),
     )
+
+
+def _number(facts: dict[str, str], name: str) -> int:
+    text = facts.get(name, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _info(exchange: Exchange, where: Location, section: str) -> dict[str, str]:
@@ -190,7 +198,10 @@ def clear(settings: RedisSettings, tenant: str | None) -> list[str]:
         kept = [one for one in _namespaces(settings, exchange) if tenant in (None, one.tenant)]
         for one in kept:
             if users := one.used_by():
-                raise ConfigError(f"{one.place} is in use by {users}; end them first. Nothing was removed")
+                raise ConfigError(
+                    f"{one.place} is in use by {users}; end them first (one that was killed is forgotten after "
+                    f"{format_duration(SILENT)}). Nothing was removed"
+                )
         return [_cleared(one) for one in kept]
     finally:
         exchange.links.close()

@@ -30,9 +30,14 @@ class Links:
         with self._lock:
             pool = self._pools.get((where, replica))
             if pool is None:
-                pool = Pool(lambda: self._dialler.dial(where, replica=replica), self._limit)
+                pool = Pool(lambda end: self._dialler.dial(where, end, replica=replica), self._limit)
                 self._pools[where, replica] = pool
             return pool
+
+    @property
+    def used(self) -> int:
+        """Connections in use."""
+        return sum(pool.used for pool in self._pools.copy().values())
 
     def close(self) -> None:
         with self._lock:

@@ -18,7 +18,10 @@ class Pool:
     """The connections to one server, at most `limit` at a time. `_lock` covers which are idle and how many are in
     use; connecting and closing run with it released."""
 
-    def __init__(self, dial: Callable[[], Wire], limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, dial: Callable[[float], Wire], limit: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`dial`: makes a connection by the time that it is given, in the clock's seconds."""
         self.clock = clock
         self._dial = dial
         self._limit = limit
@@ -69,7 +72,7 @@ class Pool:
                 wire.close()
                 with self._lock:
                     wire = self._idle.pop() if self._idle else None
-            return self._dial()
+            return self._dial(end)
         except BaseException:
             self._release(None)
             raise
@@ -108,12 +111,18 @@ class _Lease:
 
     def __enter__(self) -> Wire:
         self._wire = self._pool.take(self._end)
-        self._wire.begin(self._end)
+        try:
+            self._wire.begin(self._end)
+        except BaseException:
+            self._pool.give_back(self._wire)
+            raise
         return self._wire
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._wire.close()
-        self._pool.give_back(self._wire)
+        try:
+            if error is not None:
+                self._wire.close()
+        finally:
+            self._pool.give_back(self._wire)

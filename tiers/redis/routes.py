@@ -2,10 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable
 from typing import Any, Protocol
-
-import redis
 
 from kvcascade.errors import TierError, TierRefused, TierUnavailable
 
@@ -70,12 +67,13 @@ class Sentinels:
 
         self._service = settings.service or ""
         self._deadline = settings.deadline
+        self._locations = settings.locations
         self._names = ", ".join(map(str, settings.locations))
         access = {"username": settings.sentinel_username, "password": settings.sentinel_password}
         tls = {"ssl": True, **dialler.tls} if dialler.tls else {}
         self._sentinel = Sentinel(
             [(where.host, where.port) for where in settings.locations],
-            sentinel_kwargs={**dialler.options(len(settings.nodes)), **access, **tls},
+            sentinel_kwargs={**dialler.patience(len(settings.nodes)), **access, **tls},
         )
         self._lock = threading.Lock()
         self._primary: Location | None = None
@@ -85,13 +83,17 @@ class Sentinels:
     def primary(self, name: bytes) -> Location:
         with self._lock:
             if self._primary is None:
-                self._primary = Location(*self._ask(self._sentinel.discover_master))
+                self._primary = self._discover()
             return self._primary
 
     def replica(self, name: bytes) -> Location | None:
         with self._lock:
             if self._replicas is None:
-                self._replicas = [Location(*found) for found in self._ask(self._sentinel.discover_slaves)]
+                try:
+                    found = self._sentinel.discover_slaves(self._service)
+                except DRIVER_ERRORS as error:
+                    raise in_words(error, f"Sentinels {self._names}", self._deadline) from None
+                self._replicas = [Location(*address) for address in found]
             self._turn += 1
             return self._replicas[self._turn % len(self._replicas)] if self._replicas else None
 
@@ -106,14 +108,20 @@ class Sentinels:
         for client in self._sentinel.sentinels:
             client.close()
 
-    def _ask(self, question: Callable[[str], Any]) -> Any:
-        try:
-            return question(self._service)
-        except redis.sentinel.MasterNotFoundError as error:
-            text = f"no Sentinel of {self._names} knows a primary of {self._service!r} that is up"
-            raise TierUnavailable(f"{text}: {error}") from error
-        except DRIVER_ERRORS as error:
-            raise in_words(error, f"Sentinels {self._names}", self._deadline) from error
+    def _discover(self) -> Location:
+        """The primary. Each Sentinel is asked in turn, and what is wrong with it said in our words: redis-py's
+        would show its passwords."""
+        said = []
+        for where, client in zip(self._locations, self._sentinel.sentinels, strict=True):
+            try:
+                state = client.sentinel_masters().get(self._service)
+                if state and self._sentinel.check_master_state(state, self._service):
+                    return Location(state["ip"], state["port"])
+                said.append(f"{where}: none")
+            except DRIVER_ERRORS as error:
+                said.append(str(in_words(error, where, self._deadline)))
+        text = f"no Sentinel of {self._names} knows a primary of {self._service!r} that is up"
+        raise TierUnavailable(f"{text}: {'; '.join(said)}")
 
 
 class Cluster:
@@ -126,7 +134,7 @@ class Cluster:
         self._locations = settings.locations
         self._deadline = settings.deadline
         tls = {"ssl": True, **dialler.tls} if dialler.tls else {}
-        self._options = {**dialler.options(len(settings.nodes)), **dialler.access, **tls}
+        self._options = {**dialler.patience(len(settings.nodes)), **dialler.access, **tls}
         del self._options["retry"]  # redis-py gives its nodes one of its own that never retries
         self._lock = threading.Lock()
         self._slots: Any = None
@@ -171,7 +179,7 @@ class Cluster:
                     self._slots.initialize()
                 self._mistrusted = False
             except DRIVER_ERRORS as error:
-                raise self._unknown(error) from error
+                raise self._unknown(error) from None  # a trace would show what redis-py says, and passwords
             return self._slots
 
     def _first(self) -> Any:

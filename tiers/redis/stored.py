@@ -8,7 +8,8 @@ from kvcascade.tiers.envelope import HEADER_BYTES, Flaw
 from kvcascade.tiers.stored import Holding, Reading, Removed, StoredChunk, StoredEpoch, StoredNamespace
 from kvcascade.types import Buffer, Entry, Namespace, Outcome
 
-from .chunks import Names, client_name, fetch
+from .chunks import Names, fetch
+from .engines import engines_of, in_words
 from .epochs import Epoch, Epochs
 from .exchange import Answer, Exchange, plain
 from .listing import Listed, look, scan
@@ -59,26 +60,22 @@ class RedisStored(StoredNamespace):
         return dict(self.namespace.fields).get("tenant", "")
 
     def used_by(self) -> str:
-        """The engines that are connected, in words; "" where there are none, or the user may not know."""
-        hosts: set[str] = set()
-        for where in self._exchange.links.route.primaries():
-            try:
-                clients = self._exchange.command_at(where, "CLIENT", "LIST")
-            except TierRefused:
-                return ""
-            lines = clients.decode(errors="replace").splitlines() if isinstance(clients, bytes) else []
-            facts = [dict(word.partition("=")[::2] for word in line.split()) for line in lines]
-            hosts |= {
-                one["addr"].rpartition(":")[0] for one in facts if one.get("name") == client_name(self._digest)
-            }
-        return f"engines on {', '.join(sorted(hosts))}" if hosts else ""
+        """The engines that live, in words; "" where there are none."""
+        return ", ".join(sorted(map(in_words, self._engines())))
+
+    def _engines(self) -> dict[str, str | None]:
+        return engines_of(self._exchange, self._names, self._digest)
 
     def chunks(self, prefix: str = "", share: float = 1.0) -> Iterator[StoredChunk]:
         current = self._epochs.current()
-        over = StoredEpoch("private or over", None, void=not self.used_by())
+        used = set(self._engines().values())
         for one in self._listed(prefix, share):
-            epoch = current.get(self._stamp(one))
-            yield _chunk(one, _facts(epoch) if epoch else over)
+            stamp = self._stamp(one)
+            if epoch := current.get(stamp):
+                yield _chunk(one, _facts(epoch))
+            else:
+                over = used.isdisjoint((stamp.hex(), None))  # None: an engine is in an epoch that is not known
+                yield _chunk(one, StoredEpoch("private or over", None, void=over))
 
     def _listed(self, prefix: str, share: float) -> Iterator[Listed]:
         """All values that may be chunks."""
@@ -142,7 +139,7 @@ class RedisStored(StoredNamespace):
             for name, size, answer in zip(names, sizes, gone, strict=True):
                 if self._exchange.checked(name, answer) != 1:
                     continue
-                if name[len(self._names.base) :].startswith((b"epoch:", b"namespace")):
+                if name[len(self._names.base) :].startswith((b"epoch:", b"engine:", b"namespace")):
                     others += 1
                 else:
                     count, nbytes = count + 1, nbytes + (size if isinstance(size, int) else 0)

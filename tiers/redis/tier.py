@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvcascade.configs.units import format_size
@@ -17,6 +18,7 @@ from kvcascade.tiers.envelope import HEADER_BYTES
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Namespace, Outcome, Usage
 
 from .chunks import Era, Names, client_name, fetch, store, store_terms
+from .engines import Presence, new_identity
 from .epochs import Epoch, Epochs
 from .exchange import LARGEST, Answer, Exchange, Request, plain
 from .links import Links
@@ -73,8 +75,10 @@ class RedisTier(Tier):
         self._calls = Calls(f"the redis tier at {self._where}")
         self._moving = threading.Lock()
         self._counting = threading.Lock()
-        self._links = Links(self._settings, client_name(self._namespace.digest.hex()))
+        who = new_identity()
+        self._links = Links(self._settings, client_name(self._namespace.digest.hex(), who))
         self._exchange = Exchange(self._links, self._settings.deadline)
+        self._presence = Presence(self._names.engine(who), self._exchange)
         self._epochs = Epochs(self._namespace, self._names, self._exchange, self._settings.deadline)
 
     @classmethod
@@ -98,6 +102,7 @@ class RedisTier(Tier):
 
     def _begin(self, context: OpenContext) -> None:
         self._enter(self._epochs.enter(context.epoch))
+        self._beat()
         self._describe()
         self._largest = min(map(self._exchange.largest, self._links.route.primaries()))
         if context.chunk_bytes + HEADER_BYTES > self._largest:
@@ -111,6 +116,12 @@ class RedisTier(Tier):
     def _enter(self, epoch: Epoch) -> None:
         stamp = self._namespace.stamp(epoch.mark)
         self._epoch, self._era = epoch, Era.of(self._names, stamp)
+
+    def _beat(self) -> None:
+        """The engine is in another epoch; `maintain` says it again where it can't be said now."""
+        if self._era is not None:
+            with suppress(TierError):
+                self._presence.beat(self._era.stamp)
 
     def _describe(self) -> None:
         """Writes down what the namespace stands for, for `ls`. A full server keeps nobody from starting."""
@@ -283,6 +294,7 @@ class RedisTier(Tier):
             with self._counting:
                 self._chunks = self._bytes = 0
             self._uses.forget()
+            self._beat()
 
     # Housekeeping
 
@@ -293,6 +305,7 @@ class RedisTier(Tier):
         with self._calls:
             era, epoch = self._era, self._epoch
             if era is not None and epoch is not None:
+                self._presence.beat(era.stamp)
                 self._uses.tell(era, self._exchange, budget)
                 self._watch(epoch)
             return Changes()
@@ -314,6 +327,7 @@ class RedisTier(Tier):
     def close(self) -> None:
         _opened.discard(self)
         if self._calls.close():
+            self._presence.leave()
             self._links.close()
 
     def _forked(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from kvcascade.errors import TierUnavailable
 from kvcascade.types import Buffer
 
-from .replies import Refusal, Reply, Stored
+from .replies import Refusal, Reply, Status, Stored
 from .settings import Location
 
 __all__ = ["Part", "Wire", "command"]
@@ -21,7 +21,9 @@ Part: TypeAlias = bytes | Buffer
 _TIMEVAL = struct.Struct("@ll")
 _INPUT = 1 << 16  # bytes of the buffer for replies; payloads do not pass through it
 _MOST = 16 << 20  # bytes of a reply that is no chunk, or parts of one; only a damaged one says more
+_DEEP = 8  # lists within lists; no answer has more than a few
 _SHOWN = 24  # bytes of an answer that is none
+_DIGITS = 20  # of a number
 _MANY = 1000  # buffers that one call of the system takes
 _DRIFT = 0.9  # the system is told of a deadline again once it is this much closer, or farther
 
@@ -61,23 +63,20 @@ class Wire:
         self._tail = memoryview(bytearray(2))
         self.used = clock()
         self.closed = False
+        self.lost = False
+        """Whether the other end has closed it, or sent what is no answer."""
         if not self._tls:
             self._socket.settimeout(None)
 
     def begin(self, end: float) -> None:
-        """What follows must be done by `end`, in the clock's seconds."""
-        self._end = end
-        self._arm()
+        """What follows must be done by `end`, in the clock's seconds.
 
-    def greet(self, within: float, *words: bytes | str) -> None:
-        """Says something whose answer does not matter, at most for `within` seconds."""
-        self.begin(self._clock() + within)
-        try:
-            self.send([command(*words)])
-            self.reply()
-        except TierUnavailable:
-            self.close()
-            raise
+        Raises:
+            TierUnavailable: that is over; the connection is as good as it was.
+        """
+        if end <= self._clock():
+            raise TierUnavailable(f"{self.where}: no answer in time")
+        self._end = end
 
     @property
     def quiet(self) -> bool:
@@ -111,24 +110,24 @@ class Wire:
 
     # Receiving
 
-    def reply(self) -> Reply:
-        """The next reply, whatever it is."""
+    def reply(self, depth: int = _DEEP) -> Reply:
+        """The next reply, whatever it is; lists hold at most `depth` levels of others."""
         line = self._line(_INPUT)
         kind, rest = line[:1], line[1:]
         if kind == b"+":
-            return rest
+            return Status(rest)
         if kind == b"-":
             return Refusal.parse(rest)
         if kind == b":":
             return self._number(rest)
         if kind in (b"$", b"*"):
             count = self._number(rest)
-            if count > _MOST:
-                raise self._unexpected(line)
-            if count < 0:
+            if count == -1:
                 return None
-            return self._bulk(count) if kind == b"$" else [self.reply() for _ in range(count)]
-        raise self._unexpected(line)
+            if not 0 <= count <= _MOST or not depth:
+                raise self.unexpected(line)
+            return self._bulk(count) if kind == b"$" else [self.reply(depth - 1) for _ in range(count)]
+        raise self.unexpected(line)
 
     def reply_into(self, header: Buffer, payload: Buffer) -> Reply:
         """The next reply: a value is received into these two; one of another length is skipped."""
@@ -137,18 +136,28 @@ class Wire:
         if line[:1] != b"$":
             if line[:1] == b"-":
                 return Refusal.parse(line[1:])
-            raise self._unexpected(line)
+            raise self.unexpected(line)
         nbytes = self._number(line[1:])
-        if nbytes < 0:
+        if nbytes == -1:
             return None
-        if nbytes != len(header) + len(payload):
-            self._skip(nbytes + 2)
-            return Stored(in_place=False)
-        self._into(header)
-        self._into(payload, self._tail)
-        if bytes(self._tail) != b"\r\n":
-            raise self._unexpected(bytes(self._tail))
-        return Stored(in_place=True)
+        if nbytes < 0:
+            raise self.unexpected(line)
+        in_place = nbytes == len(header) + len(payload)
+        if in_place:
+            self._into(header)
+            self._into(payload, self._tail)
+        else:
+            self._skip(nbytes)
+            self._into(self._tail)
+        self._check_tail()
+        return Stored(in_place)
+
+    def unexpected(self, found: object) -> TierUnavailable:
+        """Closes it, since nothing that follows can be believed. What to raise: this is no answer."""
+        self.close()
+        self.lost = True
+        shown = found[:_SHOWN] if isinstance(found, bytes) else found
+        return TierUnavailable(f"{self.where}: an answer that is none: {str(shown)[: 2 * _SHOWN]}")
 
     def _line(self, limit: int) -> bytes:
         """Up to the next line end. Reads ahead at most `limit` bytes, so that little of a payload is copied."""
@@ -161,7 +170,7 @@ class Wire:
                 return line
             searched = max(self._start, self._stop - 1)
             if self._stop - self._start > _INPUT // 2:
-                raise self._unexpected(bytes(self._input[self._start : self._start + _SHOWN]))
+                raise self.unexpected(bytes(self._input[self._start : self._start + _SHOWN]))
             searched -= self._fill(limit)
 
     def _fill(self, limit: int) -> int:
@@ -179,7 +188,12 @@ class Wire:
     def _bulk(self, nbytes: int) -> bytes:
         value = bytearray(nbytes)
         self._into(memoryview(value), self._tail)
+        self._check_tail()
         return bytes(value)
+
+    def _check_tail(self) -> None:
+        if (tail := bytes(self._tail)) != b"\r\n":
+            raise self.unexpected(tail)
 
     def _skip(self, nbytes: int) -> None:
         scratch = memoryview(bytearray(min(nbytes, _INPUT)))
@@ -235,18 +249,15 @@ class Wire:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def _number(self, text: bytes) -> int:
-        try:
-            return int(text)
-        except ValueError:
-            raise self._unexpected(text) from None
-
-    def _unexpected(self, found: bytes) -> TierUnavailable:
-        self.close()
-        return TierUnavailable(f"{self.where}: an answer that is none: {found[:_SHOWN]!r}")
+        digits = text[1:] if text[:1] == b"-" else text
+        if not digits.isdigit() or len(digits) > _DIGITS:
+            raise self.unexpected(text)
+        return int(text)
 
     def _lost(self, error: OSError) -> TierUnavailable:
         if isinstance(error, BlockingIOError | TimeoutError):
             return TierUnavailable(f"{self.where}: no answer in time")
+        self.lost = True
         return TierUnavailable(f"{self.where}: the connection was lost: {error.strerror or error}")
 
 

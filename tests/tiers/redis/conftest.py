@@ -5,12 +5,13 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from kvcascade.testing import buffer, bytes_for, holds, key_for
 from kvcascade.testing.servers import Proxy
-from kvcascade.testing.servers.redis import RedisCluster, RedisServer, redis_cluster
+from kvcascade.testing.servers.redis import GivenServer, RedisCluster, RedisServer, external_url, redis_cluster
 from kvcascade.tiers import OpenContext
 from kvcascade.tiers.redis import RedisSettings
 from kvcascade.tiers.redis.tier import RedisTier
@@ -41,8 +42,11 @@ class Shared:
         return tier
 
     def close(self) -> None:
+        """Closes the engines, none of which may have a connection in use."""
+        used = [tier._links.used for tier in self._opened]
         for tier in self._opened:
             tier.close()
+        assert not any(used), f"connections that were not given back: {used}"
 
     def keys(self, *numbers: int) -> list[Key]:
         return [key_for(number) for number in numbers]
@@ -66,8 +70,15 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One of our own, to be configured, filled and flushed."""
     with RedisServer(tmp_path_factory.mktemp("redis"), unix=True) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def given_server(request: pytest.FixtureRequest) -> GivenServer:
+    """The server of KVCASCADE_TEST_REDIS_URL, else our own: for tests that only have keys of their own there."""
+    return GivenServer(external_url() or request.getfixturevalue("server").url)
 
 
 @pytest.fixture(scope="session")
@@ -92,20 +103,29 @@ def sharing() -> Iterator[Callable[..., Shared]]:
 
 
 @pytest.fixture
-def shared(server: RedisServer, sharing: Callable[..., Shared]) -> Shared:
+def shared(given_server: GivenServer, sharing: Callable[..., Shared]) -> Shared:
+    return sharing(url=given_server.url)
+
+
+@pytest.fixture
+def ours(server: RedisServer, sharing: Callable[..., Shared]) -> Shared:
+    """On our own server."""
     return sharing(url=server.url)
 
 
 @pytest.fixture
-def proxy(server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(server.port) as running:
+def proxy(given_server: GivenServer) -> Iterator[Proxy]:
+    where = urlsplit(given_server.url)
+    if where.scheme != "redis":
+        pytest.skip("the server of KVCASCADE_TEST_REDIS_URL can't be reached through a proxy")
+    with Proxy(where.port or 6379, where.hostname or "127.0.0.1") as running:
         yield running
 
 
 @pytest.fixture
-def spoiled(proxy: Proxy, sharing: Callable[..., Shared]) -> Shared:
+def spoiled(given_server: GivenServer, proxy: Proxy, sharing: Callable[..., Shared]) -> Shared:
     """Through the proxy."""
-    return sharing(url=f"redis://127.0.0.1:{proxy.port}/0")
+    return sharing(url=given_server.through(proxy.port))
 
 
 @pytest.fixture

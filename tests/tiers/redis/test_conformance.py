@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 
 from kvcascade.testing import TierConformance, TierStateMachine, key_for
 from kvcascade.testing.conformance import Opener
-from kvcascade.testing.servers.redis import RedisCluster, RedisServer, external_url
+from kvcascade.testing.servers.redis import GivenServer, RedisCluster, RedisServer
 from kvcascade.testing.servers.tls import TlsFront, make_certificates
 from kvcascade.tiers import OpenContext, Tier
 from kvcascade.tiers.redis import RedisSettings
@@ -53,8 +53,8 @@ class OnRedis(TierConformance):
 
 class TestTcp(OnRedis):
     @pytest.fixture(autouse=True)
-    def _url(self, server: RedisServer) -> None:
-        type(self).given = {"url": external_url() or server.url}
+    def _url(self, given_server: GivenServer) -> None:
+        type(self).given = {"url": given_server.url}
 
 
 class TestUnixSocket(OnRedis):
@@ -90,8 +90,8 @@ class RedisMachine(TierStateMachine):
         return RedisSettings(url=self.url, prefix=prefix_of(path), deadline="10s").open(context)
 
 
-def test_it_behaves_like_a_dict(server: RedisServer) -> None:
-    RedisMachine.url = server.url
+def test_it_behaves_like_a_dict(given_server: GivenServer) -> None:
+    RedisMachine.url = given_server.url
     machine = RedisMachine.TestCase
     machine.settings = hypothesis_settings(max_examples=25, stateful_step_count=25, deadline=None)
     machine().runTest()

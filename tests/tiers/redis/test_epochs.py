@@ -10,7 +10,7 @@ import pytest
 from kvcascade.errors import TierUnavailable
 from kvcascade.testing import buffer, bytes_for, key_for
 from kvcascade.testing.servers import Proxy, wait_until
-from kvcascade.testing.servers.redis import RedisServer
+from kvcascade.testing.servers.redis import GivenServer, RedisServer
 from kvcascade.types import Outcome
 
 KEY = key_for(1)
@@ -199,17 +199,17 @@ def test_a_mark_that_can_not_be_written(spoiled: Any, proxy: Proxy, fault: str) 
 # Marks that the server loses
 
 
-def marks(server: RedisServer, shared: Any) -> list[bytes]:
-    found: list[bytes] = server.ask("KEYS", f"{shared.prefix}:*:epoch:*")
+def marks(given_server: GivenServer, shared: Any) -> list[bytes]:
+    found: list[bytes] = given_server.ask("KEYS", f"{shared.prefix}:*:epoch:*")
     return found
 
 
 @pytest.mark.parametrize("name", ["", "v1"])
-def test_a_mark_that_was_lost_takes_its_chunks_along(shared: Any, server: RedisServer, name: str) -> None:
+def test_a_mark_that_was_lost_takes_its_chunks_along(shared: Any, given_server: GivenServer, name: str) -> None:
     """Evicted, say. Who runs goes on; who starts can't know whether the epoch was over, and begins empty."""
     one = shared.engine(name)
     shared.store(one, [KEY], epoch="old")
-    server.ask("DEL", *marks(server, shared))
+    given_server.ask("DEL", *marks(given_server, shared))
     late = shared.engine(name)
     assert not holds(shared, late, "")
     assert holds(shared, one, "old")
@@ -218,21 +218,21 @@ def test_a_mark_that_was_lost_takes_its_chunks_along(shared: Any, server: RedisS
     assert holds(shared, one, "old")
 
 
-def test_a_lost_mark_does_not_bring_back_what_was_void(shared: Any, server: RedisServer) -> None:
+def test_a_lost_mark_does_not_bring_back_what_was_void(shared: Any, given_server: GivenServer) -> None:
     """Though an engine that runs still knows the old one."""
     one, other = shared.engine("v1"), shared.engine("v1")
     shared.store(one, [KEY], epoch="old")
     one.move_to("v1")
-    server.ask("DEL", *marks(server, shared))
+    given_server.ask("DEL", *marks(given_server, shared))
     shared.store(other, [KEY], epoch="old")
     other.maintain(1.0)
     assert not holds(shared, shared.engine("v1"), "")
 
 
-def test_a_reset_of_an_engine_whose_mark_was_lost(shared: Any, server: RedisServer) -> None:
+def test_a_reset_of_an_engine_whose_mark_was_lost(shared: Any, given_server: GivenServer) -> None:
     one, two = shared.engine("v1"), shared.engine("v1")
     shared.store(one, [KEY], epoch="old")
-    server.ask("DEL", *marks(server, shared))
+    given_server.ask("DEL", *marks(given_server, shared))
     one.move_to("v1")
     assert not holds(shared, one, "")
     shared.store(one, [KEY], epoch="new")
@@ -241,14 +241,14 @@ def test_a_reset_of_an_engine_whose_mark_was_lost(shared: Any, server: RedisServ
     assert holds(shared, shared.engine("v1"), "new")
 
 
-def test_a_flushed_server_begins_anew(shared: Any, server: RedisServer) -> None:
-    one = shared.engine()
-    shared.store(one, [KEY], epoch="old")
+def test_a_flushed_server_begins_anew(ours: Any, server: RedisServer) -> None:
+    one = ours.engine()
+    ours.store(one, [KEY], epoch="old")
     server.ask("FLUSHALL")
-    assert not holds(shared, one, "")
-    shared.store(one, [KEY], epoch="old")
-    assert holds(shared, one, "old")
-    assert not holds(shared, shared.engine(), "")
+    assert not holds(ours, one, "")
+    ours.store(one, [KEY], epoch="old")
+    assert holds(ours, one, "old")
+    assert not holds(ours, ours.engine(), "")
 
 
 def test_a_move_waits_for_the_replicas(tmp_path: Path, sharing: Callable[..., Any]) -> None:
@@ -272,15 +272,15 @@ def test_a_move_waits_for_the_replicas(tmp_path: Path, sharing: Callable[..., An
 
 
 def test_who_runs_on_in_an_epoch_that_is_over_says_so_once(
-    shared: Any, server: RedisServer, caplog: pytest.LogCaptureFixture
+    ours: Any, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, private = shared.engine("v1"), shared.engine("v1")
+    one, private = ours.engine("v1"), ours.engine("v1")
     private.move_to("")
     one._watched = private._watched = float("-inf")
     for _ in range(2):
         one.maintain(1.0)
         private.maintain(1.0)
-    again = shared.engine("v1")
+    again = ours.engine("v1")
     again._watched = float("-inf")
     again.maintain(1.0)
     (line,) = [record.getMessage() for record in caplog.records if "epoch is over" in record.getMessage()]

@@ -11,7 +11,8 @@ import pytest
 from kvcascade.errors import TierError, TierRefused, TierUnavailable
 from kvcascade.testing import buffer, bytes_for, key_for
 from kvcascade.testing.servers import Proxy, wait_until
-from kvcascade.testing.servers.redis import RedisServer
+from kvcascade.testing.servers.redis import GivenServer, RedisServer
+from kvcascade.tiers.redis.chunks import client_name
 from kvcascade.types import Outcome, OutcomeKind
 
 VALUE = 64 << 10
@@ -129,13 +130,14 @@ def test_a_slow_link_is_no_fault(spoiled: Any, proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("how", ["the server closes it", "the network drops it"])
 def test_an_idle_connection_that_was_closed_is_not_used(
-    spoiled: Any, proxy: Proxy, server: RedisServer, how: str
+    spoiled: Any, proxy: Proxy, given_server: GivenServer, how: str
 ) -> None:
     """LMCache/LMCache#1913: after one dropped connection all calls failed."""
     tier, keys = spoiled.engine(), spoiled.keys(1, 2)
     spoiled.store(tier, keys)
     if how == "the server closes it":
-        server.ask("CLIENT", "KILL", "TYPE", "normal")
+        for client in given_server.connections(client_name(spoiled.namespace.digest.hex())):
+            given_server.ask("CLIENT", "KILL", "ID", client["id"])
     else:
         proxy.drop()
     wait_until(lambda: proxy.open == 0, "the connections are closed")
@@ -143,9 +145,10 @@ def test_an_idle_connection_that_was_closed_is_not_used(
     assert spoiled.load(tier, keys) == [Outcome.OK] * 2
 
 
-def test_more_threads_than_connections_take_turns(shared: Any, server: RedisServer) -> None:
+def test_more_threads_than_connections_take_turns(shared: Any, given_server: GivenServer) -> None:
     """redis/redis-py#2517: threads above the limit got an error."""
     tier = shared.engine(concurrency=2, deadline="30s")
+    me = tier._presence._name.rpartition(b":")[2].decode()
     wrong: list[str] = []
     most: list[int] = []
 
@@ -154,7 +157,7 @@ def test_more_threads_than_connections_take_turns(shared: Any, server: RedisServ
         for _ in range(3):
             wrong.extend(kinds([one for one in shared.store(tier, keys) if not one.ok]))
             wrong.extend(kinds([one for one in shared.load(tier, keys) if not one.ok]))
-            most.append(len(server.connections(f"kvcascade:{shared.namespace.digest.hex()}")))
+            most.append(len(given_server.connections(f"kvcascade:{shared.namespace.digest.hex()}:{me}")))
 
     threads = [threading.Thread(target=worker, args=(number,)) for number in range(16)]
     for thread in threads:
@@ -232,17 +235,17 @@ def test_what_the_server_evicts_is_missing(own: Any, sharing: Any) -> None:
     assert [entry.key for entry in tier.entries() if entry.key not in keys] == []
 
 
-def test_a_chunk_that_expires_is_missing(shared: Any, server: RedisServer) -> None:
+def test_a_chunk_that_expires_is_missing(shared: Any, given_server: GivenServer) -> None:
     tier, (key,) = shared.engine(ttl="1h"), shared.keys(1)
     shared.store(tier, [key])
     name = shared.name(tier, key)
-    assert 3_590_000 < server.ask("PTTL", name) <= 3_600_000
-    server.ask("PEXPIRE", name, 1)
+    assert 3_590_000 < given_server.ask("PTTL", name) <= 3_600_000
+    given_server.ask("PEXPIRE", name, 1)
     wait_until(lambda: not tier.exists([key])[0], "it has expired")
     assert shared.load(tier, [key]) == [Outcome.MISSING]
     unending = shared.engine(ttl=None)
     shared.store(unending, [key])
-    assert server.ask("PTTL", name) == -1
+    assert given_server.ask("PTTL", name) == -1
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["the limit is told", "the limit is found out"])
@@ -310,33 +313,33 @@ def failure_of(tier: Any, keys: Any) -> str:
 # What lies on the server
 
 
-def test_a_value_of_another_key_is_not_served(shared: Any, server: RedisServer) -> None:
+def test_a_value_of_another_key_is_not_served(shared: Any, given_server: GivenServer) -> None:
     tier, keys = shared.engine(), shared.keys(1, 2)
     shared.store(tier, keys)
-    server.ask("RENAME", shared.name(tier, keys[0]), shared.name(tier, keys[1]))
+    given_server.ask("RENAME", shared.name(tier, keys[0]), shared.name(tier, keys[1]))
     assert kinds(shared.load(tier, keys)) == ["missing", "corrupt"]
     assert tier.exists(keys) == [False, False]
 
 
 @pytest.mark.parametrize("command", [("SET", b""), ("SET", b"short"), ("RPUSH", b"x"), ("SET", b"x" * 300_000)])
-def test_a_foreign_value_is_removed(shared: Any, server: RedisServer, command: tuple[str, bytes]) -> None:
+def test_a_foreign_value_is_removed(shared: Any, given_server: GivenServer, command: tuple[str, bytes]) -> None:
     """LMCache/LMCache#426: there, but not whole: a miss, and the next store heals it."""
     tier, keys = shared.engine(), shared.keys(1, 2, 3)
     shared.store(tier, keys)
     name = shared.name(tier, keys[1])
-    server.ask("DEL", name)
-    server.ask(command[0], name, command[1])
+    given_server.ask("DEL", name)
+    given_server.ask(command[0], name, command[1])
     assert kinds(shared.load(tier, keys)) == ["ok", "corrupt", "ok"]
     assert shared.load(tier, keys[1:2]) == [Outcome.MISSING]
     assert shared.store(tier, keys) == [Outcome.OK] * 3
     assert shared.load(tier, keys) == [Outcome.OK] * 3
 
 
-def test_a_chunk_of_another_epoch_under_our_name_is_not_served(shared: Any, server: RedisServer) -> None:
+def test_a_chunk_of_another_epoch_under_our_name_is_not_served(shared: Any, given_server: GivenServer) -> None:
     old, new = shared.engine("v1"), shared.engine("v2")
     (key,) = shared.keys(1)
     shared.store(old, [key], epoch="v1")
-    server.ask("RENAME", shared.name(old, key), shared.name(new, key))
+    given_server.ask("RENAME", shared.name(old, key), shared.name(new, key))
     assert kinds(shared.load(new, [key])) == ["corrupt"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvcascade.testing import key_for
 from kvcascade.testing.servers import wait_until
-from kvcascade.testing.servers.redis import RedisServer
+from kvcascade.testing.servers.redis import GivenServer
 from kvcascade.types import Outcome
 
 SCRIPT = Path(__file__).with_name("engine_process.py")
@@ -20,18 +20,18 @@ HANG = 60.0
 
 
 @pytest.fixture
-def process(shared: Any, server: RedisServer) -> Iterator[Any]:
+def process(shared: Any, given_server: GivenServer) -> Iterator[Any]:
     """Starts an engine on the servers of `shared`."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(**given: Any) -> "subprocess.Popen[str]":
-        given = {
-            "settings": {"url": server.url, "prefix": shared.prefix, "deadline": "10s"},
+    def start(**wanted: Any) -> "subprocess.Popen[str]":
+        wanted = {
+            "settings": {"url": given_server.url, "prefix": shared.prefix, "deadline": "10s"},
             "chunk": shared.chunk,
             "namespace": dict(shared.namespace.fields),
-            **given,
+            **wanted,
         }
-        command = [sys.executable, str(SCRIPT), json.dumps(given)]
+        command = [sys.executable, str(SCRIPT), json.dumps(wanted)]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         return started[-1]
 
@@ -58,7 +58,9 @@ def test_four_processes_store_the_same_keys_at_once(shared: Any, process: Any) -
     assert shared.load(tier, keys) == [Outcome.OK] * 16
 
 
-def test_a_process_that_is_killed_leaves_whole_chunks(shared: Any, process: Any, server: RedisServer) -> None:
+def test_a_process_that_is_killed_leaves_whole_chunks(
+    shared: Any, process: Any, given_server: GivenServer
+) -> None:
     """kvcache-ai/Mooncake#974: what it was writing is not there, and can be stored at once."""
     keys = shared.keys(*range(16))
     for seed in range(3):

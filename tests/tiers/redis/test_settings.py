@@ -1,5 +1,7 @@
 """The settings of the redis tier, and what `check`, `ls` and `clear` make of a server."""
 
+import os
+import platform
 import subprocess
 import sys
 from typing import Any
@@ -9,7 +11,7 @@ from pydantic import ValidationError
 
 from kvcascade.configs import parse_stack, resolved
 from kvcascade.errors import ConfigError
-from kvcascade.testing.servers.redis import RedisServer
+from kvcascade.testing.servers.redis import GivenServer, RedisServer
 from kvcascade.tiers.redis import RedisSettings
 from kvcascade.types import Namespace, Outcome
 
@@ -104,9 +106,9 @@ def test_importing_the_settings_imports_no_driver() -> None:
 # Check
 
 
-def test_a_probe_changes_nothing(shared: Any, server: RedisServer) -> None:
+def test_a_probe_changes_nothing(ours: Any, server: RedisServer) -> None:
     before = server.ask("DBSIZE")
-    probe = shared.settings().probe(64 << 10)
+    probe = ours.settings().probe(64 << 10)
     assert probe.problems == []
     assert probe.chunks is None
     facts = dict(probe.facts)
@@ -126,29 +128,29 @@ def test_a_probe_changes_nothing(shared: Any, server: RedisServer) -> None:
     ],
 )
 def test_a_probe_says_what_a_full_server_will_do(
-    shared: Any, server: RedisServer, policy: str, ttl: str | None, said: str
+    ours: Any, server: RedisServer, policy: str, ttl: str | None, said: str
 ) -> None:
     server.configure(maxmemory="1gb", maxmemory_policy=policy)
     try:
-        assert said in dict(shared.settings(ttl=ttl).probe().facts)["memory"]
+        assert said in dict(ours.settings(ttl=ttl).probe().facts)["memory"]
     finally:
         server.configure(maxmemory=0, maxmemory_policy="noeviction")
 
 
-def test_a_probe_finds_chunks_that_are_too_large(shared: Any, server: RedisServer) -> None:
+def test_a_probe_finds_chunks_that_are_too_large(ours: Any, server: RedisServer) -> None:
     server.configure(proto_max_bulk_len=1 << 20)
     try:
-        (problem,) = shared.settings().probe(1 << 20).problems
+        (problem,) = ours.settings().probe(1 << 20).problems
         assert "above its proto-max-bulk-len of 1 MiB, and would be refused" in problem
-        assert shared.settings().probe(1 << 19).problems == []
+        assert ours.settings().probe(1 << 19).problems == []
     finally:
         server.configure(proto_max_bulk_len=512 << 20)
 
 
-def test_a_probe_finds_a_replica(shared: Any, server: RedisServer) -> None:
+def test_a_probe_finds_a_replica(ours: Any, server: RedisServer) -> None:
     server.ask("REPLICAOF", "127.0.0.1", 1)
     try:
-        problems = shared.settings().probe().problems
+        problems = ours.settings().probe().problems
         assert any("a read-only replica" in problem for problem in problems)
     finally:
         server.ask("REPLICAOF", "NO", "ONE")
@@ -170,19 +172,19 @@ def test_holdings_name_each_namespace(shared: Any) -> None:
     assert {tenant: holding.chunks for tenant, holding in held.items()} == {"": 3, "acme": 1}
     assert held[""].bytes == 3 * one.footprint(shared.chunk)
     assert held["acme"].namespace == "model=other tenant=acme"
-    assert held[""].used_by == "engines on 127.0.0.1"
+    assert held[""].used_by == f"process {os.getpid()} on {platform.node()}"
     assert held["acme"].used_by == ""
     assert held["acme"].oldest == held["acme"].newest is not None
 
 
-def test_clear_removes_a_tenants_namespaces(shared: Any, server: RedisServer) -> None:
-    server.ask("SET", f"{shared.prefix}-foreign", "x")
+def test_clear_removes_a_tenants_namespaces(shared: Any, given_server: GivenServer) -> None:
+    given_server.ask("SET", f"{shared.prefix}-foreign", "x")
     other = Namespace.of(model="other", tenant="acme")
     one, two = shared.engine(), shared.engine(namespace=other)
     shared.store(one, shared.keys(1))
     shared.store(two, shared.keys(1, 2))
     two.move_to("v2")
-    with pytest.raises(ConfigError, match=r"in use by engines on 127.0.0.1.* Nothing was removed"):
+    with pytest.raises(ConfigError, match=r"in use by process .* Nothing was removed"):
         shared.settings().clear("acme")
     two.close()
     (line,) = shared.settings().clear("acme")
@@ -191,15 +193,15 @@ def test_clear_removes_a_tenants_namespaces(shared: Any, server: RedisServer) ->
     assert shared.load(one, shared.keys(1)) == [Outcome.OK]
     one.close()
     assert len(shared.settings().clear(None)) == 1
-    assert server.ask("KEYS", f"{shared.prefix}*") == [f"{shared.prefix}-foreign".encode()]
+    assert given_server.ask("KEYS", f"{shared.prefix}*") == [f"{shared.prefix}-foreign".encode()]
     assert shared.settings().clear(None) == []
 
 
-def test_a_namespace_whose_description_was_lost(shared: Any, server: RedisServer) -> None:
+def test_a_namespace_whose_description_was_lost(shared: Any, given_server: GivenServer) -> None:
     tier = shared.engine()
     shared.store(tier, shared.keys(1))
     tier.close()
-    server.ask("DEL", tier._names.description)
+    given_server.ask("DEL", tier._names.description)
     (kept,) = shared.settings().stored()
     assert kept.holding().chunks == 1
     assert len(shared.settings().clear(None)) == 1

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from .base import ServerFailed, ServerProcess, free_port, wait_until
 
-__all__ = ["RedisServer", "external_url", "redis_cluster", "redis_sentinels", "server_program"]
+__all__ = ["GivenServer", "RedisServer", "external_url", "redis_cluster", "redis_sentinels", "server_program"]
 
 _URL = "KVCASCADE_TEST_REDIS_URL"
 _SLOTS = 16384
@@ -34,6 +35,30 @@ def server_program() -> str:
 def external_url() -> str | None:
     """A server that somebody else runs, for tests that need not control it."""
     return os.environ.get(_URL) or None
+
+
+class GivenServer:
+    """A server as its clients see it; `url` says where and for whom. Somebody else may be using it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ask(self, *command: Any) -> Any:
+        """The answer to a command of the test itself, over a connection of its own. Errors are redis-py's."""
+        import redis
+
+        with redis.Redis.from_url(self.url, protocol=2, socket_timeout=10) as client:
+            return client.execute_command(*command)
+
+    def through(self, port: int) -> str:
+        """The URL for who connects to a proxy on this port instead."""
+        parts = urlsplit(self.url)
+        access, _, _ = parts.netloc.rpartition("@")
+        return parts._replace(netloc=f"{access}@127.0.0.1:{port}" if access else f"127.0.0.1:{port}").geturl()
+
+    def connections(self, name: str = "kvcascade") -> list[dict[str, str]]:
+        """The clients whose connections are named like this."""
+        return [client for client in self.ask("CLIENT LIST") if client["name"].startswith(name)]
 
 
 class RedisServer(ServerProcess):
@@ -78,10 +103,6 @@ class RedisServer(ServerProcess):
     def info(self, section: str) -> dict[str, Any]:
         found: dict[str, Any] = self.ask("INFO", section)
         return found
-
-    def connections(self, name: str = "kvcascade") -> list[dict[str, str]]:
-        """The clients whose connections are named like this."""
-        return [client for client in self.ask("CLIENT LIST") if client["name"].startswith(name)]
 
     def _answers(self) -> bool:
         import redis
