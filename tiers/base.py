@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from kvcascade.configs.schema import SecondarySettings
+from kvcascade.configs.schema import SecondarySettings, Watermarks
 from kvcascade.types import Buffer, Capabilities, Changes, Entry, Key, Namespace, Outcome, Usage
 
-from .stored import Holding, StoredNamespace
+from .stored import Holding, Removed, StoredNamespace
 
 __all__ = ["Holding", "OpenContext", "Probe", "StoredNamespace", "Tier", "TierSettings"]
 
@@ -134,6 +134,8 @@ class Probe:
     """What will keep the tier from starting, in words; empty where it would start."""
     chunks: int | None = None
     """How many chunks of the asked size it would hold; None where it has no bound or no size was asked."""
+    soft: Watermarks | None = None
+    """Between which shares of that it evicts by itself; None where it does not."""
 
 
 class TierSettings(SecondarySettings):
@@ -171,6 +173,17 @@ class TierSettings(SecondarySettings):
             TierError: the medium can't be read.
         """
         return [kept.holding() for kept in self.stored()]
+
+    def sweep(self, dry_run: bool) -> Removed:
+        """Removes what is of no use and belongs to no single namespace, of which `StoredNamespace.sweep` is in
+        charge, and brings what is kept down to a capacity that is of all of them together, where no engine does
+        that. With `dry_run` it only counts.
+
+        Raises:
+            ConfigError: it can never be removed like this.
+            TierError: the medium failed.
+        """
+        return Removed()
 
     def clear(self, tenant: str | None) -> list[str]:
         """Removes what is ours: all namespaces of this tenant (the stack's `namespace`), or every one where it

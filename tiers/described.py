@@ -23,6 +23,11 @@ class DescribedFolder:
         return isinstance(self.description.get("format"), int)
 
     @property
+    def damaged(self) -> bool:
+        """Whether there is a description that makes no sense."""
+        return not self.described and (self.path / NAMESPACE_NAME).is_file()
+
+    @property
     def format(self) -> int:
         """The version of what lies here; 0 where that is not known."""
         version = self.description.get("format")

@@ -11,7 +11,10 @@ from kvcascade.types import Buffer, Entry, Namespace, Outcome
 if TYPE_CHECKING:
     from .envelope import Flaw
 
-__all__ = ["Holding", "Reading", "Removed", "StoredChunk", "StoredEpoch", "StoredNamespace"]
+__all__ = ["UNKNOWN", "Holding", "Reading", "Removed", "StoredChunk", "StoredEpoch", "StoredNamespace"]
+
+UNKNOWN = Namespace((("namespace.json", "damaged"), ("tenant", "(unknown)")))
+"""Stands for a namespace whose description is damaged: nobody can say whose it is, so it is no tenant's."""
 
 
 @dataclass(frozen=True, slots=True)

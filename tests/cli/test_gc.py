@@ -1,13 +1,20 @@
 """`kvcascade gc`."""
 
 import os
+import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvcascade.testing import key_for
+from kvcascade.tiers.fs.layout import Access
+from kvcascade.tiers.fs.lease import Lease
+from kvcascade.tiers.fs.writers import Identity
+
+CHUNK = 64 << 10
 
 DAY = 86400.0
 
@@ -17,7 +24,7 @@ def tree(folder: Path) -> dict[str, int]:
 
 
 def temporaries(folder: Path) -> list[Path]:
-    return [path for path in folder.glob(".kvcascade/writers/*/*") if not path.name.startswith("in-")]
+    return [path for path in folder.glob(".kvcascade/writers/*/*") if not path.name.startswith(("in-", "grown"))]
 
 
 # --- what nobody can read
@@ -111,6 +118,48 @@ def test_what_killed_engines_leave_goes(stack: Any, engine: Any) -> None:
     assert temporaries(stack.folder / "fs") == [beside / "140-0"]
     assert foreign.is_dir()
     assert stack.holds("fs", range(4)) == [0, 1, 2, 3]
+
+
+def test_what_was_killed_before_its_namespace_had_a_folder(stack: Any, engine: Any) -> None:
+    killed = engine(stack)
+    killed.kill()
+    shared = stack.folder / "fs"
+    (home,) = shared.glob("????????????????????????????????")
+    shutil.rmtree(home)
+    (folder,) = (shared / ".kvcascade" / "writers").iterdir()
+    (folder / "140-0").write_bytes(bytes(70_000))
+    assert "Nothing was removed (--dry-run)." in stack.run("gc", "--tier", "fs", "--dry-run").stdout
+    assert folder.exists()
+    done = stack.run("gc", "--tier", "fs", "--yes")
+    assert done.stdout == "fs: removed 0 chunks and 3 other files and folders (68.36 KiB) of fs as a whole\n"
+    assert not folder.exists()
+
+
+def test_a_shared_directory_comes_down_to_its_capacity(stack: Any, engine: Any) -> None:
+    """vllm-project/vllm#52784: by what was used the longest ago, of all namespaces, where no engine does it."""
+    stack.fill("fs", range(10), model="other")
+    stack.fill("fs", range(30))
+    shared = stack.folder / "fs"
+    stack.write(fs=f"capacity: {20 * (CHUNK + 4096)}")
+    before = tree(shared)
+    assert " 22 " in stack.run("gc", "--tier", "fs", "--dry-run").stdout
+    assert tree(shared) == before
+    done = stack.run("gc", "--tier", "fs", "--yes")
+    assert done.stdout.startswith("fs: removed 22 chunks (1.461 MiB) of fs as a whole\n")
+    assert stack.keys("fs") == sorted(map(key_for, range(12, 30)))
+    assert stack.run("gc", "--tier", "fs", "--yes").stdout == "There is nothing to remove.\n"
+
+
+def test_a_capacity_is_the_business_of_the_engine_that_sweeps(stack: Any, engine: Any) -> None:
+    stack.fill("fs", range(30))
+    stack.write(fs=f"capacity: {20 * (CHUNK + 4096)}")
+    lease = Lease(
+        stack.folder / "fs" / ".kvcascade" / "sweeper", Identity.new("", False), Access(), time.monotonic
+    )
+    assert lease.held(time.time)
+    assert stack.run("gc", "--tier", "fs", "--yes").stdout == "There is nothing to remove.\n"
+    lease.release()
+    assert stack.run("gc", "--tier", "fs", "--yes").stdout.startswith("fs: removed 12 chunks")
 
 
 def test_foreign_files_stay(stack: Any, engine: Any) -> None:

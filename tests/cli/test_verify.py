@@ -194,3 +194,23 @@ def test_only_what_belongs_to_the_stack_unless_all_is_asked(stack: Any) -> None:
 def test_where_there_is_nothing(stack: Any) -> None:
     done = stack.run("verify")
     assert (done.exit_code, done.stdout) == (0, "There is nothing to verify.\n")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]"])
+def test_a_folder_whose_description_is_damaged(stack: Any, content: bytes) -> None:
+    """It is named, whatever looks at it; it goes only where all namespaces are to; and the engine whose it is goes
+    on with it."""
+    stack.fill("fs", range(4))
+    (described,) = (stack.folder / "fs").glob("*/namespace.json")
+    described.write_bytes(content)
+    said = f"fs: {described.parent} is left alone: its namespace.json is damaged"
+    assert "namespace.json=damaged" in " ".join(stack.run("ls").stdout.split())
+    for command, arguments in (("verify", []), ("gc", []), ("clear", ["--yes"])):
+        done = stack.run(command, "--tier", "fs", *arguments)
+        assert said in done.stderr
+    assert stack.json("verify", "--tier", "fs", "--all-namespaces")[0]["right"] == 4
+    assert stack.holds("fs", range(4)) == [0, 1, 2, 3]
+    assert stack.json("verify", "--tier", "fs")[0]["right"] == 4
+    described.write_bytes(content)
+    assert "removed" in stack.run("clear", "--tier", "fs", "--all-namespaces", "--yes").stdout
+    assert not described.parent.exists()

@@ -109,3 +109,12 @@ def test_the_models_of_a_stack_are_those_its_tiers_give(tmp_path):
     assert (host, bounded, endless) == (("host", 15), ("bounded", 32), ("endless", None))
     with pytest.raises(ConfigError, match="the tier 'host' holds no chunk of 1 MiB"):
         models_of(stack, 1 << 20)
+
+
+def test_the_model_of_a_shared_directory_has_its_watermarks(tmp_path):
+    marks = {"high": 0.8, "low": 0.6}
+    folder = {"type": "fs", "path": str(tmp_path), "capacity": "2MiB", "watermarks": marks}
+    for exclusive, soft in ((False, (0.8, 0.6)), (True, None)):
+        tiers = [{"type": "host", "capacity": "1MiB"}, {**folder, "exclusive": exclusive}]
+        model = models_of(parse_stack({"version": 1, "tiers": tiers}), 65536 - 4096)[1]
+        assert (model.chunks, model.soft) == (32, soft)

@@ -45,6 +45,16 @@ def test_ahead_of_need_the_coldest_are_copied_down():
     assert simulate_stack(prompts, bounded).tiers == [0, 0], "the copies of 5 to 9 have pushed 1 to 4 out"
 
 
+def test_a_soft_capacity_is_held_between_its_marks():
+    soft = {"chunks": 10, "soft": (0.8, 0.5)}
+    prompts = [(chunk,) for chunk in range(1, 10)]
+    # The ninth finds eight there: the coldest go until five are left.
+    assert hits([*prompts, (3,)], 1, soft) == [0, 0]
+    assert hits([*prompts, (4,)], 1, soft) == [0, 1]
+    assert hits([*prompts[:-1], (1,)], 1, soft) == [0, 1]
+    assert hits([*prompts[:6], (1,), *prompts[6:], (1,)], 1, soft) == [0, 2], "what was used stays"
+
+
 def test_a_chain_of_on_evict_keeps_what_its_tiers_hold_together():
     below = {"chunks": 2, "write": "on_evict"}
     prompts = [(chunk,) for chunk in range(6)]

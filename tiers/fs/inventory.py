@@ -15,6 +15,7 @@ from .fullness import TOTAL_NAME
 from .layout import OWN_NAME, Access, Home, footprint, homes, listed, sweeper_folder, writers_folder
 from .opening import access_of, check_use, too_new
 from .stored import FsStored, remove_home, remove_own
+from .survey import Survey
 from .writers import living, remove_dead
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def probe(settings: "FsSettings", chunk_bytes: int | None) -> Probe:
         found.problems.append(str(error))
     if chunk_bytes is not None and settings.capacity is not None:
         found.chunks = settings.capacity // footprint(chunk_bytes)
+        found.soft = None if settings.exclusive else settings.watermarks
     return found
 
 
@@ -50,6 +52,8 @@ def _look(settings: "FsSettings", found: Probe) -> None:
     free, total = free_bytes(there)
     found.facts.append(("free space", f"{format_size(free)} of {format_size(total)}"))
     found.facts.append(("capacity", _capacity(settings)))
+    if shortage := _shortage(settings, path, free):
+        found.facts.append(("warning", shortage))
     others = [identity.in_words for identity in living(path, time.time())]
     found.facts.append(("in use by", ", ".join(others) or "nobody"))
     found.problems += filter(None, map(too_new, homes(path)))
@@ -60,6 +64,23 @@ def _capacity(settings: "FsSettings") -> str:
     if settings.capacity is None:
         return "none: nothing is evicted"
     return f"{format_size(settings.capacity)}, {'hard' if settings.exclusive else 'soft'}"
+
+
+def _shortage(settings: "FsSettings", path: Path, free: int) -> str:
+    """What is wrong where the file system has no room for the capacity, beside the chunks that lie here; "" where
+    it has. They are only added up where it matters."""
+    if settings.capacity is None or free >= settings.capacity:
+        return ""
+    survey = Survey(path, time.time(), tidy=False)
+    for _ in survey.steps():
+        pass
+    if free + survey.total.bytes >= settings.capacity:
+        return ""
+    return (
+        f"capacity {format_size(settings.capacity)} is more than the file system has: {format_size(free)} are free "
+        f"and {format_size(survey.total.bytes)} are in use here already. It fills up before anything is evicted, "
+        f"and what has no room is refused"
+    )
 
 
 def stored(settings: "FsSettings") -> list[StoredNamespace]:

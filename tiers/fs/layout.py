@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 from kvcascade.tiers.described import DescribedFolder
 from kvcascade.tiers.envelope import HEADER_BYTES, Envelope, Flaw, parse
-from kvcascade.types import Entry, Key
+from kvcascade.tiers.stored import UNKNOWN
+from kvcascade.types import Entry, Key, Namespace
 
 __all__ = [
     "BLOCK",
@@ -162,7 +163,11 @@ class Access(NamedTuple):
 
 
 class Home(DescribedFolder):
-    """The folder of one namespace."""
+    """The folder of one namespace. Where its description is damaged nobody knows whose it is."""
+
+    @property
+    def namespace(self) -> Namespace:
+        return UNKNOWN if self.damaged else super().namespace
 
     @property
     def marks(self) -> Path:
@@ -178,9 +183,9 @@ class Home(DescribedFolder):
 
 
 def homes(root: Path) -> list[Home]:
-    """The namespaces in the directory, which need not exist."""
+    """The namespaces in the directory, which need not exist; also those whose description is damaged."""
     found = [Home(root / name) for name in sorted(_names(root)) if _DIGEST.fullmatch(name)]
-    return [home for home in found if home.described]
+    return [home for home in found if home.described or home.damaged]
 
 
 def fans(epoch: Path) -> list[Path]:

@@ -48,6 +48,15 @@ class Lease:
             self._take(server_now())
         return self._number > 0
 
+    def is_free(self, now: float) -> bool:
+        """Whether it could be taken, `now` on the server's clock.
+
+        Raises:
+            OSError: the server can't be asked.
+        """
+        last = max(self._numbers(), default=0)
+        return not last or self._free(last, now)
+
     def release(self) -> None:
         """Gives it back. A medium that fails here has no say: it expires."""
         if self._number:
@@ -66,9 +75,9 @@ class Lease:
             self._number = 0
 
     def _take(self, now: float) -> None:
-        last = max(self._numbers(), default=0)
-        if last and not self._free(last, now):
+        if not self.is_free(now):
             return
+        last = max(self._numbers(), default=0)
         self._access.make_folder(self._folder)
         try:
             fd = self._access.create(self._path(last + 1))

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from kvcascade.configs.schema import CONTRADICTION, NonZeroSize, SharedSettings, Watermarks
 from kvcascade.tiers.base import OpenContext, Probe, StoredNamespace, Tier, TierSettings
 from kvcascade.tiers.paths import FolderPath
+from kvcascade.tiers.stored import Removed
 
 __all__ = ["FsSettings"]
 
@@ -80,6 +81,11 @@ class FsSettings(SharedSettings, TierSettings):
         from .inventory import stored
 
         return stored(self)
+
+    def sweep(self, dry_run: bool) -> Removed:
+        from .trim import sweep
+
+        return sweep(self, dry_run)
 
     def clear(self, tenant: str | None) -> list[str]:
         from .inventory import clear

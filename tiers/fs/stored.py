@@ -93,7 +93,7 @@ class FsStored(StoredNamespace):
         return bool(user.namespace) and self._home.path.name.startswith(user.namespace)
 
     def chunks(self, prefix: str = "", share: float = 1.0) -> Iterator[StoredChunk]:
-        if self._home.format != FORMAT:
+        if self._home.format != FORMAT and not self._home.damaged:
             return
 
         def wanted(name: str) -> bool:

@@ -74,11 +74,12 @@ class Candidates:
 class Survey:
     """One pass over all namespaces and epochs. It keeps no list of what is there, only the oldest of it."""
 
-    def __init__(self, root: Path, now: float, last_use: LastUse = lambda path: 0.0) -> None:
-        """`now`: on the server's clock."""
+    def __init__(self, root: Path, now: float, last_use: LastUse = lambda path: 0.0, tidy: bool = True) -> None:
+        """`now`: on the server's clock; `tidy`: folders that are empty are removed."""
         self._root = root
         self._now = now
         self._last_use = last_use
+        self._tidy = tidy
         self._oldest: list[tuple[float, Candidate]] = []
         """A heap, the most recently used one first."""
         self._cost = 0
@@ -86,7 +87,7 @@ class Survey:
         self.total = Amount()
 
     def steps(self) -> Iterator[None]:
-        """Looks, a slice at a time, and removes folders that are empty.
+        """Looks, a slice at a time.
 
         Raises:
             OSError: the directory can't be read.
@@ -95,7 +96,7 @@ class Survey:
             for epoch in home.epochs():
                 for fan in fans(epoch):
                     yield from self._look_at(fan)
-                _remove_if_empty(epoch)
+                self._remove_if_empty(epoch)
 
     def _look_at(self, fan: Path) -> Iterator[None]:
         empty = True
@@ -109,7 +110,7 @@ class Survey:
                 self._cost = 0
                 yield
         if empty:
-            _remove_if_empty(fan)
+            self._remove_if_empty(fan)
 
     def _offer(self, candidate: Candidate) -> None:
         item = (-candidate.used, candidate)
@@ -124,8 +125,8 @@ class Survey:
         horizon = -self._oldest[0][0] if full else self._now
         return Candidates(sorted(candidate for _, candidate in self._oldest), horizon, self._last_use)
 
-
-def _remove_if_empty(folder: Path) -> None:
-    """Who is just about to put a chunk there makes the folder again."""
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    def _remove_if_empty(self, folder: Path) -> None:
+        """Who is just about to put a chunk there makes the folder again."""
+        if self._tidy:
+            with contextlib.suppress(OSError):
+                folder.rmdir()

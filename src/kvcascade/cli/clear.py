@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 import click
 
 from .holdings import choose, print_holdings
-from .kept import ALL_NAMESPACES, STACK, TIER, Answers
+from .kept import ALL_NAMESPACES, STACK, TIER, Answers, say_damaged
 
 if TYPE_CHECKING:
-    from kvcascade.tiers import Holding
+    from kvcascade.tiers import Holding, TierSettings
 
 
 @click.command
@@ -30,7 +30,7 @@ def clear(ctx: click.Context, stack: str, name: str | None, all_namespaces: bool
     answers, held = Answers(), []
     for tier in choose(settings, name):
         with answers.of(tier):
-            held.append((tier, _of(tenant, tier.holdings())))
+            held.append((tier, _of(tenant, tier)))
     if held:
         print_holdings(held)
     chunks = sum(holding.chunks for _, holdings in held for holding in holdings)
@@ -47,5 +47,10 @@ def clear(ctx: click.Context, stack: str, name: str | None, all_namespaces: bool
     ctx.exit(answers.code)
 
 
-def _of(tenant: str | None, holdings: "list[Holding]") -> "list[Holding]":
-    return [holding for holding in holdings if tenant in (None, holding.tenant)]
+def _of(tenant: str | None, tier: "TierSettings") -> "list[Holding]":
+    holdings = tier.holdings()
+    if tenant is None:
+        return holdings
+    for holding in holdings:
+        say_damaged(tier, holding.place, holding.tenant)
+    return [holding for holding in holdings if holding.tenant == tenant]

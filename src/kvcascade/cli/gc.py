@@ -49,7 +49,8 @@ def gc(
     """Removes what is of no use any more, after showing it and asking.
 
     Without criteria that is what nobody can ever read again: chunks of epochs that are void and that no running
-    engine is in, temporaries of killed engines, empty folders. With --namespace, --older-than, --unused-for or
+    engine is in, temporaries of killed engines, empty folders; and what lies above the capacity of a shared
+    directory, of whichever namespace, where no engine sees to that. With --namespace, --older-than, --unused-for or
     --prefix it is the chunks that all of these fit, of any epoch.
 
     Only what belongs to the stack's `namespace` goes. A directory that engines share is cleaned beside them; what
@@ -73,7 +74,7 @@ def gc(
         answers = Answers()
     done = _go(tiers, tenant, criteria, False, answers, progress)
     for one in done:
-        click.echo(f"{one.tier.name}: removed {_in_words(one.removed)} of {one.kept.place}")
+        click.echo(f"{one.tier}: removed {_in_words(one.removed)} of {one.place}")
     if not done:
         click.echo("There is nothing to remove.")
     ctx.exit(answers.code)
@@ -96,8 +97,9 @@ class _Criteria(NamedTuple):
 
 
 class _Done(NamedTuple):
-    tier: "TierSettings"
-    kept: "StoredNamespace"
+    tier: str
+    place: str
+    namespace: str
     removed: "Removed"
 
 
@@ -114,11 +116,15 @@ def _go(
     with _going(criteria) as go_on, progress_bar("looking at" if dry_run else "removing", progress) as advance:
         for tier in tiers:
             with answers.of(tier):
+                if not criteria.given:
+                    removed = tier.sweep(dry_run)
+                    if removed != (0, 0, 0):
+                        done.append(_Done(tier.name, f"{tier.name} as a whole", "", removed))
                 for kept in list(kept_in(tier, tenant, criteria.pattern)):
                     with answers.of(tier):
                         removed = _remove(kept, criteria, dry_run, go_on, advance)
                         if removed != (0, 0, 0):
-                            done.append(_Done(tier, kept, removed))
+                            done.append(_Done(tier.name, kept.place, str(kept.namespace), removed))
     return done
 
 
@@ -182,9 +188,9 @@ def _print(planned: list[_Done]) -> None:
         columns = ("tier", "place", "namespace", "chunks", "bytes", "other files")
         rows = [
             (
-                one.tier.name,
-                one.kept.place,
-                str(one.kept.namespace),
+                one.tier,
+                one.place,
+                one.namespace,
                 f"{one.removed.chunks:,}",
                 format_size(one.removed.bytes),
                 f"{one.removed.others:,}",

@@ -25,6 +25,7 @@ __all__ = [
     "counted",
     "keeping",
     "kept_in",
+    "say_damaged",
 ]
 
 T = TypeVar("T")
@@ -92,8 +93,22 @@ def kept_in(
     """
     for kept in tier.stored(engine_id):
         of = dict(kept.namespace.fields).get("tenant", "")
+        if tenant is not None:
+            say_damaged(tier, kept.place, of)
         if tenant in (None, of) and (pattern is None or _fits(kept.namespace, pattern)):
             yield kept
+
+
+def say_damaged(tier: "TierSettings", place: str, tenant: str) -> None:
+    """Names what is left alone because its description is damaged."""
+    from kvcascade.tiers.stored import UNKNOWN
+
+    if tenant == dict(UNKNOWN.fields)["tenant"]:
+        click.echo(
+            f"{tier.name}: {place} is left alone: its namespace.json is damaged, so nobody can say whose it is "
+            "(--all-namespaces takes it in)",
+            err=True,
+        )
 
 
 def _fits(namespace: "Namespace", pattern: str) -> bool:

@@ -15,7 +15,7 @@ from kvcascade.configs.registry import EVICTION, known, nearest, resolve
 from kvcascade.configs.schema import PromoteAfter, SecondarySettings, TierBase, Watermarks
 from kvcascade.configs.units import format_size, parse_size
 from kvcascade.errors import ConfigError
-from kvcascade.tiers.base import TierSettings
+from kvcascade.tiers.base import Probe, TierSettings
 from kvcascade.tiers.host import HostSettings
 
 from .driven import Driven
@@ -115,14 +115,18 @@ def models_of(settings: StackSettings, chunk_bytes: int) -> list[TierModel]:
 
 
 def _model(tier: TierBase, chunk_bytes: int) -> TierModel:
-    chunks = tier.probe(chunk_bytes).chunks if isinstance(tier, HostSettings | TierSettings) else None
+    probe = tier.probe(chunk_bytes) if isinstance(tier, HostSettings | TierSettings) else Probe()
+    chunks = probe.chunks
     eviction = getattr(tier, "eviction", None) or "lru"
     if not isinstance(tier, SecondarySettings):
         marks = getattr(tier, "watermarks", Watermarks())
         return TierModel(tier.name, chunks, watermarks=(marks.high, marks.low), eviction=eviction)
     promote = tier.promote
     after = promote.after if isinstance(promote, PromoteAfter) else {"always": 1, "never": inf}[promote]
-    return TierModel(tier.name, chunks, tier.write, tier.fill, after, tier.admit_after, eviction=eviction)
+    soft = (probe.soft.high, probe.soft.low) if probe.soft is not None else None
+    return TierModel(
+        tier.name, chunks, tier.write, tier.fill, after, tier.admit_after, eviction=eviction, soft=soft
+    )
 
 
 class Row(NamedTuple):

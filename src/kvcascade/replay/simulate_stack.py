@@ -33,6 +33,9 @@ class TierModel(NamedTuple):
     watermarks: tuple[float, float] = (0.95, 0.90)
     """Shares of the first tier, high and low, between which demotion runs ahead of need, in every tier."""
     eviction: str = "lru"
+    soft: tuple[float, float] | None = None
+    """Shares of this tier, high and low: above the one it evicts by itself until the other is reached. None where
+    one chunk goes for each that comes."""
 
 
 class StackHits(NamedTuple):
@@ -111,6 +114,9 @@ class _Tier:
         self.clean: set[int] = set()
         """Copied to the tier below already."""
         self.written = 0
+        high, low = model.soft or (1.0, 1.0)
+        self._most, self._left = (max(1, int((model.chunks or 0) * share)) for share in (high, low))
+        """Chunks at which it evicts, and how many it leaves."""
         self._chunks = _LruChunks() if model.eviction == "lru" else _policy_chunks(model)
 
     def __contains__(self, chunk: int) -> bool:
@@ -124,13 +130,14 @@ class _Tier:
         """Takes the chunk as the most recent one. False where one of `spare` would have to go for it."""
         if chunk in self._chunks:
             return True
-        while self.model.chunks is not None and len(self._chunks) >= self.model.chunks:
-            victims = self._chunks.victims(1, spare)
+        while self.model.chunks is not None and len(self._chunks) >= self._most:
+            victims = self._chunks.victims(max(1, len(self._chunks) - self._left), spare)
             if not victims:
                 return False
-            self._copy_down(victims[0])
-            self._chunks.evict(victims[0])
-            self.clean.discard(victims[0])
+            for victim in victims:
+                self._copy_down(victim)
+                self._chunks.evict(victim)
+                self.clean.discard(victim)
         self._chunks.add(chunk)
         self.written += 1
         return True

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from kvcascade.errors import ConfigError
-from kvcascade.tiers.fs import FsSettings
+from kvcascade.tiers.fs import FsSettings, inventory
 from kvcascade.types import Namespace, Outcome
 
 MIB = 1 << 20
@@ -57,6 +57,20 @@ def test_a_probe_changes_nothing(shared: Any) -> None:
     assert facts["in use by"] == "nobody"
     assert facts["path"] == f"{shared.path} (will be made in {shared.path.parent})"
     assert not shared.path.exists()
+
+
+def test_a_capacity_that_the_file_system_can_not_hold_is_a_warning(
+    shared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies there already has its room."""
+    tier = shared.engine()
+    shared.store(tier, shared.keys(*range(10)))
+    monkeypatch.setattr(inventory, "free_bytes", lambda path: (MIB, 2 * MIB))
+    for capacity, warned in ((MIB, False), (MIB + 10 * 69632, False), (MIB + 11 * 69632, True)):
+        probe = shared.settings(capacity=capacity).probe()
+        assert probe.problems == []
+        assert ("warning" in dict(probe.facts)) is warned
+    assert "1 MiB are free and 680 KiB are in use here already" in dict(probe.facts)["warning"]
 
 
 def test_a_probe_beside_a_running_engine(shared: Any) -> None:
