@@ -55,6 +55,15 @@ def test_a_soft_capacity_is_held_between_its_marks():
     assert hits([*prompts[:6], (1,), *prompts[6:], (1,)], 1, soft) == [0, 2], "what was used stays"
 
 
+def test_a_chunk_that_is_stored_again_counts_as_used_where_nobody_knows_what_is_there():
+    disk = {"chunks": 1, "write": "on_evict"}
+    soft = {"chunks": 4, "soft": (1.0, 0.5), "write": "on_evict"}
+    # 1 is found there, and comes down again after 2 and 3: so it is these that go.
+    prompts = [(chunk,) for chunk in (1, 2, 3, 1, 4, 5, 6, 7)]
+    assert hits([*prompts, (1,)], 1, disk, soft) == [0, 0, 2]
+    assert hits([*prompts, (2,)], 1, disk, soft) == [0, 0, 1]
+
+
 def test_a_chain_of_on_evict_keeps_what_its_tiers_hold_together():
     below = {"chunks": 2, "write": "on_evict"}
     prompts = [(chunk,) for chunk in range(6)]

@@ -50,8 +50,8 @@ def gc(
 
     Without criteria that is what nobody can ever read again: chunks of epochs that are void and that no running
     engine is in, temporaries of killed engines, empty folders; and what lies above the capacity of a shared
-    directory, of whichever namespace, where no engine sees to that. With --namespace, --older-than, --unused-for or
-    --prefix it is the chunks that all of these fit, of any epoch.
+    directory, of whichever namespace, where no engine sees to that. With --namespace, --older-than, --unused-for
+    or --prefix it is the chunks that all of these fit, of any epoch.
 
     Only what belongs to the stack's `namespace` goes. A directory that engines share is cleaned beside them; what
     one engine has to itself stays.

@@ -129,6 +129,8 @@ class _Tier:
     def receive(self, chunk: int, spare: Container[int] = ()) -> bool:
         """Takes the chunk as the most recent one. False where one of `spare` would have to go for it."""
         if chunk in self._chunks:
+            if self.model.soft is not None:
+                self._chunks.touch([chunk], 0)  # it is stored again, by who does not know what is there
             return True
         while self.model.chunks is not None and len(self._chunks) >= self._most:
             victims = self._chunks.victims(max(1, len(self._chunks) - self._left), spare)
