@@ -7,6 +7,7 @@
 
 import logging
 from collections.abc import Collection, Iterable
+from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
@@ -67,19 +68,22 @@ class KVCascadeTier(tiering.SecondaryTierManager):
         for key in rest:
             logger.warning("secondary_tiers: %s: not a key that KVCascade knows%s", key, nearest(key, ["stack"]))
         settings = stack_of({} if stack is None else {"stack": stack})
-        events = offloading_spec.kv_events_config.enable_kv_cache_events
-        self._pool = _Rows(primary_kv_view)
-        self._tiers = _open(settings, offloading_spec.config, self._pool, events)
-        self._places = {place.name: place for place in map(place_of, settings.secondary)}
-        self._tell_events = events
-        self._counters = Counters()
+        places = [place_of(tier) for tier in settings.secondary]
+        self._places = {place.name: place for place in places}
         self._cleared = list(self._places) if settings.reset_scope == "all" else []
         """Tiers that a reset clears, too."""
+        common = _only({place.locality for place in places}, None)
+        self.locality = compat.Locality(locality) if locality else common
+        unspecified = compat.CacheHitSource.EXTERNAL_UNSPECIFIED
+        self.cache_hit_source = _only({place.source for place in places}, unspecified)
+        self._counters = Counters()
         self._fills = count()
-        found = {place.locality for place in self._places.values()}
-        self.locality = compat.Locality(locality) if locality else _only(found, None)
-        sources = {place.source for place in self._places.values()}
-        self.cache_hit_source = _only(sources, compat.CacheHitSource.EXTERNAL_UNSPECIFIED)
+        self._tell_events = offloading_spec.kv_events_config.enable_kv_cache_events
+        self._pool = _Rows(primary_kv_view)
+        with ExitStack() as undo:
+            undo.callback(self._pool.release)
+            self._tiers = _open(settings, offloading_spec.config, self._pool, self._tell_events)
+            undo.pop_all()
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
@@ -213,6 +217,7 @@ def _open(settings: StackSettings, offloading: Any, pool: _Rows, events: bool) -
 
 
 def _only(found: set[Any], otherwise: Any) -> Any:
+    """What all have in common."""
     return found.pop() if len(found) == 1 else otherwise
 
 
