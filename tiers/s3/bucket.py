@@ -25,6 +25,7 @@ __all__ = ["Bucket", "Found", "Got", "Object", "Page", "Put", "Written"]
 
 _BULK = 1000
 _IS_THERE = ("BucketAlreadyOwnedByYou", "BucketAlreadyExists")
+_WRONG_DIGEST = ("BadDigest", "InvalidDigest")
 _MISSING = 404
 _KEPT = (409, 412)
 
@@ -102,6 +103,7 @@ class Bucket:
         self.keeps = False
         """Whether the store can be told to keep what it has."""
         self._sdk = Sdk(settings)
+        self._concurrency = settings.concurrency
         self._client = Client(self._sdk, settings.concurrency)
         self._put_fields = tuple(
             (name, value)
@@ -116,6 +118,16 @@ class Bucket:
     def place(self) -> str:
         """Where the bucket is reached, and the region that requests are signed for."""
         return f"{self._sdk.terms.base.rstrip('/')} ({self._sdk.terms.region})"
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have not ended."""
+        return self._client.under_way
+
+    def forked(self) -> None:
+        """In a fork: the connections are the parent's, and so may be any lock."""
+        self._sdk.forked()
+        self._client = Client(self._sdk, self._concurrency)
 
     def close(self) -> None:
         """Closes all connections, after the last call has returned."""
@@ -176,13 +188,23 @@ class Bucket:
         _check_missing(answer, "can't be read")
         return answer.body[:nbytes] if answer.good else None
 
-    def write(self, name: str, body: bytes, end: float) -> None:
-        """Writes a small object."""
-        (written,) = self.put([_small(name, body)], end)
+    def write(self, name: str, body: bytes, end: float, only_new: bool = False) -> None:
+        """Writes a small object; with `only_new` what is there stays, if the store `keeps` what it has."""
+        (written,) = self.put([_small(name, body)], end, only_new and self.keeps)
         if isinstance(written, TierError):
             raise written
         if written is Written.FULL:
             raise TierRefused("can't be written: the store is full")
+
+    def takes_what_is_damaged(self, name: str, body: bytes, end: float) -> bool:
+        """Whether the store takes a body whose digest is wrong. Raises TierError where it refuses it for anything
+        else, such as who has sent it."""
+        wrong = ("Content-MD5", base64.b64encode(bytes(16)).decode())
+        put = _small(name, body)
+        answer = self._client.ask(self._request(put._replace(fields=(*put.fields, wrong)), ()), end)
+        if not answer.good and answer.code not in _WRONG_DIGEST:
+            raise failures.of_answer(answer, "can't be written")
+        return answer.good
 
     def learn_from(self, name: str, body: bytes, end: float) -> None:
         """Finds out whether the store `keeps` what it has, by writing an object that is there again, as it is."""
@@ -291,6 +313,9 @@ def _page_of(xml: bytes) -> Page:
 
 
 def _object_of(found: Element) -> Object:
-    modified = datetime.fromisoformat(found.findtext("{*}LastModified", "")).timestamp()
     name, etag = found.findtext("{*}Key", ""), found.findtext("{*}ETag", "").strip('"')
-    return Object(name, int(found.findtext("{*}Size", "")), modified, etag)
+    try:
+        modified = datetime.fromisoformat(found.findtext("{*}LastModified", "")).timestamp()
+        return Object(name, int(found.findtext("{*}Size", "")), modified, etag)
+    except (ValueError, OverflowError) as error:
+        raise TierUnavailable(f"can't be listed: what the store says of {name[:200]!r}: {error}") from error

@@ -21,7 +21,7 @@ __all__ = ["probe"]
 
 
 def probe(settings: "S3Settings") -> Probe:
-    """Looks whether the tier would open and work. Where it would write, an object is written and removed again."""
+    """Looks whether the tier would open and work, without changing anything in a store that checks digests."""
     found = Probe()
     try:
         bucket = Bucket(settings)
@@ -44,12 +44,13 @@ def _look(settings: "S3Settings", bucket: Bucket, found: Probe) -> None:
     except NoBucket as error:
         if not settings.create_bucket:
             raise ConfigError(f"{error}; make it, or let `create_bucket: true` do so") from error
-        found.facts.append(("state", "will be made"))
+        found.facts.append(("state", "will be made, if these credentials may"))
         return
     found.facts.append(("state", "in use" if page.objects else f"nothing yet below {prefix or 'the bucket'}"))
+    bucket.read(f"{prefix}check-{secrets.token_hex(8)}", end, 1)
     if settings.write != "off":
         _try_writing(bucket, f"{prefix}check-{secrets.token_hex(8)}", end)
-        found.facts.append(("permissions", "list, write, read, remove"))
+    found.facts.append(("permissions", "list, read" if settings.write == "off" else "list, read, write"))
     found.facts.append(("lifecycle rule", _rules(bucket, prefix, end)))
     if settings.ttl is not None:
         found.facts.append(
@@ -58,11 +59,9 @@ def _look(settings: "S3Settings", bucket: Bucket, found: Probe) -> None:
 
 
 def _try_writing(bucket: Bucket, name: str, end: float) -> None:
-    bucket.write(name, b"kvcascade check", end)
-    try:
-        if bucket.read(name, end) != b"kvcascade check":
-            raise ConfigError(f"{bucket.place}: what was written comes back changed")
-    finally:
+    """A store that checks digests refuses what has a wrong one, after it has looked who may write; what another
+    one has taken is removed again."""
+    if bucket.takes_what_is_damaged(name, b"kvcascade check", end):
         for failure in bucket.delete([name], end):
             if failure is not None:
                 raise failure

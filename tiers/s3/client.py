@@ -23,6 +23,8 @@ _MISSING = 404
 _SLOW_DOWN = (429, 503)
 _MUTE = (400, 403)
 """Answers to HEAD, which have no body that says why."""
+_FAILS = (OSError, TierUnavailable, BotoCoreError, RuntimeError, ValueError)
+"""What connections, credentials, botocore and answers that make no sense raise."""
 
 
 class Client:
@@ -63,6 +65,11 @@ class Client:
             for flight in flying:
                 flight.abandon()
 
+    @property
+    def under_way(self) -> int:
+        """Requests that have not ended."""
+        return self._pool.under_way
+
     def close(self) -> None:
         """Closes all connections, after the last call has returned."""
         self._pool.close()
@@ -88,8 +95,11 @@ class _Flight:
             if self._connection is None:
                 return False
             self._send(self._connection, self._request)
-        except (OSError, BotoCoreError) as error:
+        except _FAILS as error:
             self._fail(error)
+        except BaseException:
+            self.abandon()
+            raise
         return True
 
     def land(self) -> Answer | TierError:
@@ -98,9 +108,10 @@ class _Flight:
         try:
             if self._connection is not None and self._failure is None:
                 answer = self._corrected(self._received(self._connection, self._request))
-        except (OSError, BotoCoreError) as error:
+        except _FAILS as error:
             self._fail(error)
-        self.abandon()
+        finally:
+            self.abandon()
         if answer is None:
             return self._failure or TierUnavailable("no answer")
         if answer.status in _SLOW_DOWN:
@@ -113,11 +124,13 @@ class _Flight:
         if connection is not None:
             self._pool.put_back(connection)
 
-    def _fail(self, error: OSError | BotoCoreError) -> None:
-        if isinstance(error, OSError):
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, TierUnavailable):
+            self._failure = error
+        elif isinstance(error, OSError):
             self._failure = failures.of_transport(error, self._terms.origin)
         else:
-            self._failure = failures.of_credentials(error)
+            self._failure = failures.of_nonsense(error, self._terms.origin)
 
     def _corrected(self, answer: Answer) -> Answer:
         """The answer to the request under better terms, as long as answers tell of some."""

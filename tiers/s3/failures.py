@@ -3,14 +3,12 @@
 import socket
 import ssl
 
-from botocore.exceptions import BotoCoreError
-
 from kvcascade.errors import TierError, TierRefused, TierUnavailable
 
 from .messages import Answer
 from .wire import CutShort, Garbled, Origin
 
-__all__ = ["NO_BUCKET", "NoBucket", "is_full", "of_answer", "of_credentials", "of_transport"]
+__all__ = ["NO_BUCKET", "NoBucket", "is_full", "of_answer", "of_credentials", "of_nonsense", "of_transport"]
 
 NO_BUCKET = "NoSuchBucket"
 """The code, which tells it from a missing object."""
@@ -41,8 +39,12 @@ def of_answer(answer: Answer, wanted: str) -> TierError:
     `TierUnavailable` for what may pass (5xx, SlowDown, a clock, expired credentials), else `TierRefused`.
     """
     said = ": ".join(filter(None, [answer.code, answer.message[:_LONGEST]])) or f"status {answer.status}"
-    if answer.status == 404:
+    if answer.code == NO_BUCKET:
         return NoBucket(f"{wanted}: there is no such bucket ({said})")
+    if answer.status == 404:
+        return TierRefused(f"{wanted}: not found ({said}); does `endpoint_url` lead to a store of S3?")
+    if answer.status == 400 and not answer.code and b"https" in answer.body.lower():
+        return TierRefused(f"{wanted}: the port is one for https; begin `endpoint_url` with https://")
     if answer.code in _CLOCKS:
         return TierUnavailable(f"{wanted}: this machine's clock differs too much from the store's ({said})")
     if answer.code in _EXPIRED:
@@ -66,7 +68,14 @@ def of_transport(error: OSError, origin: Origin) -> TierUnavailable:
     return failure
 
 
-def of_credentials(error: BotoCoreError) -> TierUnavailable:
+def of_nonsense(error: Exception, origin: Origin) -> TierUnavailable:
+    """The failure that an answer which can't be understood means."""
+    failure = TierUnavailable(f"{origin}: what it answers makes no sense: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def of_credentials(error: Exception) -> TierUnavailable:
     """The failure to get, or to refresh, credentials."""
     failure = TierUnavailable(f"no credentials now: {error}")
     failure.__cause__ = error

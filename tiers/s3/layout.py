@@ -3,6 +3,7 @@
     PREFIX/NAMESPACE/namespace.json       what the digest NAMESPACE stands for
     PREFIX/NAMESPACE/engines/STAMP/WHO    signs of life, of engines that are in an epoch
     PREFIX/NAMESPACE/epochs/NAME/N        generations of named epochs; the highest number counts
+    PREFIX/NAMESPACE/epochs/NAME/N-CLAIM  while engines agree on who begins one
     PREFIX/NAMESPACE/epochs/STAMP.json    which epoch the digest STAMP stands for
     PREFIX/NAMESPACE/STAMP/FAN/CHUNK      chunks of one epoch: NAMESPACE and STAMP are 32 hexadecimal digits, CHUNK
                                           is the key in hexadecimal, FAN its first two digits
@@ -30,7 +31,7 @@ _DIGEST = r"[0-9a-f]{32}"
 _CHUNK = r"[0-9a-f]{2}/(?:(?:[0-9a-f]{2}){1,64}|x[0-9a-f]{64})"
 _STAMPED = re.compile(rf"(?:.*/)?({_DIGEST})/{_CHUNK}")
 _OURS = re.compile(
-    rf"namespace\.json|engines/{_DIGEST}/[^/]+~[^/]+|epochs/{_DIGEST}(?:\.json|/[0-9]+)|{_DIGEST}/{_CHUNK}"
+    rf"namespace\.json|engines/{_DIGEST}/[^/]+~[^/]+|epochs/{_DIGEST}(?:\.json|/[0-9]+(?:-{_DIGEST})?)|{_DIGEST}/{_CHUNK}"
 )
 
 

@@ -1,6 +1,7 @@
 """Requests to a store and its answers, as the modules of this folder hand them around."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -10,6 +11,9 @@ from kvcascade.types import Buffer
 from .wire import Head
 
 __all__ = ["Answer", "Request", "answer_of", "document", "parsed"]
+
+
+_LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 class Request(NamedTuple):
@@ -48,7 +52,7 @@ class Answer(NamedTuple):
     def length(self) -> int:
         """Of the body as it was announced, for HEAD too; -1 where it was not."""
         length = self.fields.get("content-length", "")
-        return int(length) if length.isdecimal() else -1
+        return int(length) if _LENGTH.fullmatch(length) else -1
 
 
 def answer_of(head: Head, body: bytes, received: int) -> Answer:
@@ -65,7 +69,7 @@ def document(xml: bytes) -> ElementTree.Element:
     """The root of a document; one without a name where it is no XML."""
     try:
         return ElementTree.fromstring(xml)
-    except ElementTree.ParseError:
+    except (ElementTree.ParseError, ValueError, LookupError):  # the latter two for its encoding
         return ElementTree.Element("")
 
 
@@ -73,6 +77,6 @@ def parsed(body: bytes | None) -> dict[str, object] | None:
     """What an object says in JSON; None where it says nothing."""
     try:
         said = json.loads(body or b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return said if isinstance(said, dict) else None

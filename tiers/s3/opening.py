@@ -35,12 +35,25 @@ class Opened:
     home: Home
     epochs: Epochs
     presence: Presence
-    epoch: Epoch
+    weights: str
+    """Those that the engine has named at start."""
     writes: bool
+    epoch: Epoch | None = None
+    """None where the engine only reads, and nobody who writes has begun its epoch yet."""
 
     @property
-    def stamp(self) -> bytes:
-        return self.namespace.stamp(self.epoch.mark)
+    def stamp(self) -> bytes | None:
+        return None if self.epoch is None else self.namespace.stamp(self.epoch.mark)
+
+    def enter(self, end: float) -> None:
+        """Enters the epoch of its weights, and says so in the bucket.
+
+        Raises:
+            TierError: it can't be said.
+        """
+        enter = self.epochs.enter if self.writes else self.epochs.current
+        self.epoch = enter(self.weights, end)
+        self.arrive(end)
 
     def arrive(self, end: float) -> None:
         """Says in the bucket that this engine is in its epoch.
@@ -48,9 +61,14 @@ class Opened:
         Raises:
             TierError: it can't be said.
         """
-        if self.writes:
+        if self.writes and self.epoch is not None and self.stamp is not None:
             self.epochs.note(self.epoch, end)
             self.presence.beat(self.stamp, end)
+
+    def forked(self) -> None:
+        """In a fork, which is an engine of its own."""
+        self.bucket.forked()
+        self.presence = Presence(self.bucket, self.home)
 
 
 def open_bucket(settings: "S3Settings", context: OpenContext) -> Opened:
@@ -60,8 +78,8 @@ def open_bucket(settings: "S3Settings", context: OpenContext) -> Opened:
         ConfigError: it can never be opened like this.
         TierUnavailable: it can't be opened now.
     """
-    end = time.monotonic() + settings.deadline
     bucket = Bucket(settings)
+    end = time.monotonic() + settings.deadline
     try:
         with acting(bucket):
             return _opened(settings, context, bucket, end)
@@ -74,23 +92,23 @@ def _opened(settings: "S3Settings", context: OpenContext, bucket: Bucket, end: f
     namespace, writes = context.namespace, settings.write != "off"
     home = Home.of(settings.prefix, namespace.digest.hex())
     epochs = Epochs(bucket, home, namespace)
-    epoch = _enter(settings, bucket, epochs, context.epoch, end)
+    _reach(settings, bucket, home, end)
     _describe(bucket, home, namespace, writes, end)
-    opened = Opened(bucket, namespace, home, epochs, Presence(bucket, home), epoch, writes)
-    opened.arrive(end)
+    opened = Opened(bucket, namespace, home, epochs, Presence(bucket, home), context.epoch, writes)
+    opened.enter(end)
     return opened
 
 
-def _enter(settings: "S3Settings", bucket: Bucket, epochs: Epochs, name: str, end: float) -> Epoch:
+def _reach(settings: "S3Settings", bucket: Bucket, home: Home, end: float) -> None:
+    """Makes sure that the bucket is there."""
     try:
-        return epochs.enter(name, end)
+        bucket.page(home.epochs, end, most=1)
     except NoBucket as error:
         if not settings.create_bucket:
             raise ConfigError(
                 f"{bucket.place}: there is no such bucket; make it, or let `create_bucket: true` do so"
             ) from error
-    bucket.create(end)
-    return epochs.enter(name, end)
+        bucket.create(end)
 
 
 def _describe(bucket: Bucket, home: Home, namespace: Namespace, writes: bool, end: float) -> None:

@@ -45,8 +45,8 @@ class Pool:
                 if not wait:
                     return None
                 self._wait(end)
-            self._under_way += 1
             connection = self._next_idle(origin)
+            self._under_way += 1
         return connection or self._new(origin, end)
 
     def put_back(self, connection: Connection) -> None:
@@ -77,6 +77,11 @@ class Pool:
             self._close_idle()
 
     @property
+    def under_way(self) -> int:
+        """Requests that have a connection."""
+        return self._under_way
+
+    @property
     def _most(self) -> int:
         return int(self._allowed)
 
@@ -87,6 +92,9 @@ class Pool:
         try:
             while self._under_way >= self._most:
                 self._changed.wait(left(end))
+        except TimeoutError:
+            self._changed.notify()  # it may have been its turn just now
+            raise
         finally:
             self._waiting -= 1
 

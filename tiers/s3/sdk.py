@@ -6,17 +6,19 @@ import threading
 import time
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import quote
+from urllib.parse import urlsplit
 
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, ClientError
 from botocore.httpsession import get_cert_path
 
-from kvcascade.errors import ConfigError
+from kvcascade.errors import ConfigError, TierUnavailable
 
+from . import redirects
+from .failures import of_credentials
 from .messages import Answer, Request
-from .signing import Terms
+from .signing import Terms, frozen
 
 if TYPE_CHECKING:
     from .settings import S3Settings
@@ -42,6 +44,7 @@ class Sdk:
         """
         Raises:
             ConfigError: no credentials are found, or the configuration that botocore finds can't be used.
+            TierUnavailable: who gives the credentials can't now.
         """
         self._settings = settings
         self._lock = threading.Lock()
@@ -50,8 +53,10 @@ class Sdk:
             region = settings.region or self._session.get_config_variable("region") or _DEFAULT_REGION
             base, service = self._endpoint(region)
             credentials = self._session.get_credentials()
-        except (BotoCoreError, ValueError) as error:
+        except (BotoCoreError, ValueError, OSError) as error:
             raise ConfigError(f"boto3's configuration can't be used: {error}") from error
+        except (ClientError, RuntimeError) as error:
+            raise of_credentials(error) from error
         if credentials is None:
             raise ConfigError(
                 "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the "
@@ -74,7 +79,7 @@ class Sdk:
         with self._lock:
             if self.terms is not used and self.terms.base == used.base:
                 return self.terms  # another thread has learned something meanwhile
-            if (moved := _redirected(used, request, answer)) is not None:
+            if (moved := redirects.followed(used, request, answer, self._home)) is not None:
                 return moved
             revised = self._corrected(used, answer)
             if revised is not None:
@@ -83,8 +88,7 @@ class Sdk:
 
     def _corrected(self, used: Terms, answer: Answer) -> Terms | None:
         if answer.region and answer.region != used.region and answer.status in (301, 307, 400, 403):
-            base, service = self._endpoint(answer.region)
-            return used._replace(base=base, region=answer.region, service=service)
+            return self._in_region(used, answer.region)
         if answer.status not in (400, 403):
             return None
         skew = _skew(answer)
@@ -96,16 +100,28 @@ class Sdk:
             return used._replace(sign_payload=True)
         return None
 
+    def _in_region(self, used: Terms, region: str) -> Terms | None:
+        try:
+            base, service = self._endpoint(region)
+        except (BotoCoreError, ValueError):
+            return None  # it is none
+        return used._replace(base=base, region=region, service=service)
+
     def _renewed(self, used: Terms) -> Terms | None:
         """With what the chain finds now: credentials in a file or a variable may have been replaced."""
         try:
             credentials = botocore.session.Session().get_credentials()
-        except BotoCoreError:
-            return None
-        before = used.credentials.get_frozen_credentials()
-        if credentials is None or credentials.get_frozen_credentials() == before:
+            if credentials is None or frozen(credentials) == frozen(used.credentials):
+                return None
+        except (BotoCoreError, ClientError, RuntimeError, ValueError, OSError, TierUnavailable):
             return None
         return used._replace(credentials=credentials)
+
+    def forked(self) -> None:
+        """In a fork, where the parent's locks may be held for ever."""
+        self._lock = threading.Lock()
+        self._session = botocore.session.Session()
+        self.terms = self.terms._replace(credentials=_Anew())
 
     # -- botocore
 
@@ -127,6 +143,7 @@ class Sdk:
             "s3", region, endpoint_url=self._settings.endpoint_url, config=Config(signature_version="s3v4", s3=s3)
         )
         self._client_config: Any = client.meta.config
+        self._home: str = urlsplit(client.meta.endpoint_url).hostname or ""
         return client
 
     @property
@@ -145,6 +162,22 @@ class Sdk:
         return context
 
 
+class _Anew:
+    """Credentials that are looked for when they are first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: Any = None
+
+    def get_frozen_credentials(self) -> Any:
+        with self._lock:
+            if self._found is None:
+                self._found = botocore.session.Session().get_credentials()
+            if self._found is None:
+                raise ValueError("boto3's own chain finds none")
+        return self._found.get_frozen_credentials()
+
+
 class _Caught(Exception):
     """A request that botocore was about to sign."""
 
@@ -158,22 +191,11 @@ def _catch(request: Any, signing_name: str, **_: Any) -> NoReturn:
     raise _Caught(request.url, signing_name)
 
 
-def _redirected(used: Terms, request: Request, answer: Answer) -> Terms | None:
-    """Where an answer sends this one request, under the same protection."""
-    location = answer.fields.get("location", "").partition("?")[0]
-    if answer.status not in (301, 302, 307, 308) or not location.startswith(used.base.partition(":")[0] + "://"):
-        return None
-    base = location.removesuffix(quote(request.name, safe="/~"))
-    if not base.endswith("/") or (request.name and base == location) or base == used.base:
-        return None
-    return used._replace(base=base, region=answer.region or used.region)
-
-
 def _skew(answer: Answer) -> float | None:
     """Seconds by which the store's clock is ahead, as its answer says."""
     try:
         return parsedate_to_datetime(answer.fields["date"]).timestamp() - time.time()
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

@@ -15,6 +15,7 @@ __all__ = ["S3Settings"]
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 _PREFIX = r"[A-Za-z0-9!_.*'()-]+(/[A-Za-z0-9!_.*'()-]+)*"
 _LONGEST_PREFIX = 512
+_REGION = r"(?![0-9]+$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 
 
@@ -44,6 +45,12 @@ def _endpoint(url: str) -> str:
     return url
 
 
+def _region(name: str) -> str:
+    if not re.fullmatch(_REGION, name):
+        raise ValueError("expected a region such as eu-central-1: letters, digits and '-'")
+    return name
+
+
 def _storage_class(name: str) -> str:
     if name in _ARCHIVES:
         raise ValueError(f"{name} can't be read at once; a chunk that is to be loaded must be")
@@ -69,7 +76,7 @@ class S3Settings(SharedSettings, TierSettings):
     """What the names of all objects begin with."""
     endpoint_url: Annotated[Annotated[str, AfterValidator(_endpoint)] | None, _EMPTY] = None
     """Of a store that is not AWS."""
-    region: Annotated[str | None, _EMPTY] = None
+    region: Annotated[Annotated[str, AfterValidator(_region)] | None, _EMPTY] = None
     """None: what boto3 finds in its configuration, else us-east-1."""
     addressing_style: Literal["auto", "path", "virtual"] = "auto"
     """Whether the bucket stands in the path or in the host's name; `auto` leaves it to boto3."""

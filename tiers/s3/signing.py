@@ -9,10 +9,11 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from botocore.auth import S3SigV4Auth
 
+from .failures import of_credentials
 from .messages import Request
 from .wire import Origin
 
-__all__ = ["Terms", "signed"]
+__all__ = ["Terms", "frozen", "signed"]
 
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 _PORTS = {"http": 80, "https": 443}
@@ -61,7 +62,7 @@ class _Signer(S3SigV4Auth):
     nothing: in botocore's own log session tokens show."""
 
     def __init__(self, terms: Terms, digest: str) -> None:
-        super().__init__(terms.credentials.get_frozen_credentials(), terms.service, terms.region)
+        super().__init__(frozen(terms.credentials), terms.service, terms.region)
         self._timestamp = _timestamp(int(time.time() + terms.skew))
         self._digest = digest
 
@@ -90,6 +91,14 @@ class _Signer(S3SigV4Auth):
         return super()._sign(key, msg, hex=True) if hex else _derived(key, msg)  # type: ignore[misc]
 
 
+def frozen(credentials: Any) -> Any:
+    """What credentials are now; they may have to be renewed first."""
+    try:
+        return credentials.get_frozen_credentials()
+    except Exception as error:  # of providers, some of them code of the user, that promise nothing
+        raise of_credentials(error) from error
+
+
 @lru_cache(maxsize=8)
 def _timestamp(second: int) -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
@@ -104,7 +113,7 @@ def signed(request: Request, terms: Terms) -> bytes:
     """The head of a request.
 
     Raises:
-        BotoCoreError: the credentials can't be had.
+        TierUnavailable: the credentials can't be had.
     """
     _, host, folder = _parts(terms.base)
     path = folder + quote(request.name, safe="/~")

@@ -1,7 +1,9 @@
 """The s3 tier: chunks in objects that many engines share."""
 
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -52,15 +54,21 @@ class S3Tier(Tier):
         self._bucket = opened.bucket
         self._patience = settings.deadline
         self._ttl = settings.ttl
+        self._warm = settings.warm
         self._now = now
         self._era: Era | None = _era_of(opened)
-        self._calls = Calls(f"the s3 tier at {opened.bucket.name}/{opened.home.path}")
+        self._chunks = self._bytes = 0
+        self._begin(arrived=True)
+        _open.add(self)
+
+    def _begin(self, arrived: bool) -> None:
+        """Everything that belongs to one process."""
+        self._calls = Calls(f"the s3 tier at {self._bucket.name}/{self._opened.home.path}")
         self._moving = threading.Lock()
         self._counting = threading.Lock()
-        self._chunks = self._bytes = 0
         self._tending = threading.Lock()
-        self._upkeep = Upkeep(opened)
-        self._warming = Warming(self._pages(self._era)) if settings.warm else None
+        self._upkeep = Upkeep(self._opened, arrived)
+        self._warming = Warming(self._pages(self._era)) if self._warm else None
 
     @classmethod
     def open(cls, settings: "S3Settings", context: OpenContext) -> "S3Tier":
@@ -91,8 +99,8 @@ class S3Tier(Tier):
         asked."""
         if found is None or found.nbytes <= ENVELOPE:
             return False
-        written = found.fields.get(WRITTEN, "")
-        if written and self._expired(float(written)):
+        written = _time(found.fields.get(WRITTEN, ""))
+        if written is not None and self._expired(written):
             return False
         return nbytes is None or found.nbytes == ENVELOPE + nbytes
 
@@ -273,6 +281,13 @@ class S3Tier(Tier):
                 opened.arrive(self._end())
             self._era = _era_of(opened)
 
+    def _wait_for_epoch(self) -> None:
+        """Who only reads enters its epoch once somebody who writes has begun it."""
+        with self._moving:
+            if self._opened.epoch is None:
+                self._opened.enter(self._end())
+                self._era = _era_of(self._opened)
+
     # -- housekeeping
 
     def maintain(self, budget: float) -> Changes:
@@ -280,6 +295,8 @@ class S3Tier(Tier):
         with self._calls:
             if self._tending.acquire(blocking=False):
                 try:
+                    if self._opened.epoch is None:
+                        self._wait_for_epoch()
                     self._upkeep.run(self._end())
                 finally:
                     self._tending.release()
@@ -290,9 +307,15 @@ class S3Tier(Tier):
         return Changes(appeared) if era is self._era else Changes()
 
     def close(self) -> None:
+        _open.discard(self)
         if self._calls.close():
             self._opened.presence.leave(self._end())
             self._bucket.close()
+
+    def _forked(self) -> None:
+        """In a fork, which goes on with connections of its own."""
+        self._opened.forked()
+        self._begin(arrived=False)
 
     def _end(self) -> float:
         """When a call that begins now has taken too long."""
@@ -309,5 +332,24 @@ class S3Tier(Tier):
             self._bytes += nbytes
 
 
-def _era_of(opened: Opened) -> Era:
-    return Era(opened.stamp, opened.home.epoch(opened.stamp))
+def _time(text: str) -> float | None:
+    """Unix time; None where somebody has written something else: the envelope will tell."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _era_of(opened: Opened) -> Era | None:
+    return None if opened.stamp is None else Era(opened.stamp, opened.home.epoch(opened.stamp))
+
+
+_open: "weakref.WeakSet[S3Tier]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for tier in list(_open):
+        tier._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -6,6 +6,7 @@ may have to wait for the interpreter lock.
 
 import math
 import os
+import re
 import socket
 import ssl
 import struct
@@ -23,6 +24,10 @@ _HEAD_BYTES = 4096
 _LONGEST_HEAD = 64 << 10
 _END = b"\r\n\r\n"
 _BODILESS = (204, 304)
+_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_ALERT = b"\x15\x03"
+"""What TLS begins with to say that it was not spoken to in TLS."""
 _TIMEVAL = struct.Struct("ll")
 _TICKS = 20
 _TICK = 1 / _TICKS  # seconds
@@ -229,6 +234,8 @@ class Connection:
                     raise Garbled("an answer's head has no end")
                 self._buffer = self._buffer.ljust(2 * filled, b"\0")
             came = self._stream.receive(memoryview(self._buffer)[filled:], end)
+            if not came and self._buffer.startswith(_ALERT) and filled:
+                raise Garbled("it speaks TLS; begin `endpoint_url` with https://")
             if not came:
                 raise CutShort("the connection was closed before the answer")
             self.answered = True
@@ -246,21 +253,22 @@ class Connection:
         if "chunked" in head.fields.get("transfer-encoding", "").lower():
             self._chunked = True
         elif length is not None:
-            if not length.isdecimal():
+            if not _LENGTH.fullmatch(length):
                 raise Garbled(f"Content-Length: {length[:40]!r}")
             self._left = int(length)
         else:
-            self._reusable = False  # it ends with the connection; whatever it says, the status says enough
+            self._reusable = False  # it ends with the connection; what has come of it says enough
+            self._left = len(self._ahead) if head.status >= 400 else 0
 
     def _next_chunk(self, end: float) -> bool:
         """Goes on to the next chunk of a body that comes in chunks; False at its end."""
         if not self._chunked:
             return False
         size = self._line(end) or self._line(end)  # a chunk ends with an empty line
-        try:
-            self._left = int(size.partition(b";")[0], 16)
-        except ValueError:
-            raise Garbled("a body in chunks without their sizes") from None
+        digits = size.partition(b";")[0].strip()
+        if not _SIZE.fullmatch(digits):
+            raise Garbled("a body in chunks without their sizes")
+        self._left = int(digits, 16)
         if not self._left:
             while self._line(end):
                 pass  # trailers say nothing that is needed
@@ -292,7 +300,7 @@ def _parse(head: bytes) -> Head:
     first, *lines = head.decode("latin-1").split("\r\n")
     protocol, _, rest = first.partition(" ")
     status = rest[:3]
-    if not protocol.startswith("HTTP/1.") or not status.isdecimal() or len(status) != 3:
+    if not protocol.startswith("HTTP/1.") or not re.fullmatch("[0-9]{3}", status):
         raise Garbled(f"no answer in HTTP: {first[:40]!r}")
     fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     if protocol == "HTTP/1.0":

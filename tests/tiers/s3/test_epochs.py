@@ -228,13 +228,116 @@ def test_marks_do_not_pile_up(one_shared: Any) -> None:
     assert one_shared.engine()._opened.epoch.generation == 12
 
 
-def test_marks_outlive_a_lifecycle_rule(one_shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule removes what is old; marks are written anew long before, by engines of any epoch."""
-    old, other = one_shared.engine(), one_shared.engine()
+# What the bucket loses
+
+
+def remove_marks(shared: Any, ending: str = "") -> None:
+    marks = [name for name in shared.names() if "/epochs/" in name and name.endswith(ending)]
+    assert marks
+    for name in marks:
+        shared.client().delete_object(Bucket=shared.bucket, Key=name)
+
+
+@pytest.mark.parametrize("name", ["", "v1"])
+@pytest.mark.parametrize("resets", [0, 1, 3])
+def test_marks_that_are_lost_never_come_back(shared: Any, name: str, resets: int) -> None:
+    """An engine that was left in a void epoch still fills it; nobody who starts then is served of that."""
+    old = shared.engine(name)
+    for _ in range(resets):
+        shared.engine(name).move_to("")
+    before = shared.engine(name)
+    remove_marks(shared)
+    shared.store_chunks(old, [KEY], epoch="old")
+    shared.store_chunks(before, [KEY], epoch="old")
+    fresh = shared.engine(name)
+    assert not holds(shared, fresh, "")
+    assert holds(shared, old, "old")
+    assert holds(shared, before, "old")
+    shared.store_chunks(fresh, [KEY], epoch="new")
+    assert holds(shared, shared.engine(name), "new")
+    for engine in (old, before):  # nor does what they do put a mark back
+        engine._upkeep._due = 0.0
+        engine.maintain(1.0)
+        engine.move_to("")
+    assert holds(shared, shared.engine(name), "new") is (name != "")
+
+
+def test_a_follower_that_is_lost_lets_nobody_back_into_what_was_left(one_shared: Any) -> None:
+    old = one_shared.engine("v1")
+    one_shared.store_chunks(old, [KEY], epoch="old")
+    one_shared.engine("v1").move_to("v1")
+    remove_marks(one_shared, "/1")
+    fresh = one_shared.engine("v1")
+    assert not holds(one_shared, fresh, "")
+    assert fresh._opened.epoch.generation == 1
+    assert fresh._opened.epoch != old._opened.epoch.following
+    assert one_shared.engine("v1")._opened.epoch == fresh._opened.epoch
+
+
+def test_a_mark_that_says_nothing_is_a_lost_one(one_shared: Any) -> None:
+    old = one_shared.engine()
+    (mark,) = (name for name in one_shared.names() if name.endswith("/0"))
+    one_shared.store_chunks(old, [KEY], epoch="old")
+    one_shared.client().put_object(Bucket=one_shared.bucket, Key=mark, Body=b"[1]")
+    assert not holds(one_shared, one_shared.engine(), "")
+    assert holds(one_shared, old, "old")
+
+
+def test_a_claim_that_a_killed_engine_left_brings_no_void_epoch_back(one_shared: Any) -> None:
+    old = one_shared.engine("v1")
+    (mark,) = (name for name in one_shared.names() if name.endswith("/0"))
+    claim = f"{mark}-{old._opened.epoch.value}"
+    one_shared.client().put_object(Bucket=one_shared.bucket, Key=claim, Body=b"{}")
+    one_shared.store_chunks(old, [KEY], epoch="old")
+    one_shared.engine("v1").move_to("v2")
+    for generation in range(2):
+        remove_marks(one_shared, f"/{generation}")
+    assert not holds(one_shared, one_shared.engine("v1"), "")
+
+
+def test_engines_that_start_at_once_meet(shared: Any) -> None:
+    """The ranks of a deployment, on a bucket that is new to them."""
+    start = threading.Barrier(4)
+    entered: list[list[Epoch]] = [[] for _ in range(4)]
+
+    def engine(who: int) -> None:
+        for turn in range(5):
+            start.wait(60)
+            tier = shared.engine(f"v{turn}")
+            entered[who].append(tier._opened.epoch)
+
+    shared.engine("first")
+    threads = [threading.Thread(target=engine, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(entered[0]) == 5
+    assert entered == [entered[0]] * 4
+    assert [name for name in shared.names() if "/epochs/" in name and "-" in name.rpartition("/")[2]] == []
+
+
+def test_who_only_reads_enters_an_epoch_that_is_begun_later(shared: Any) -> None:
+    reader = shared.engine("v1", write="off")
+    assert not holds(shared, reader, "")
+    assert list(reader.entries()) == []
+    reader.maintain(1.0)
+    assert shared.names() == []
+    shared.store_chunks(shared.engine("v1"), [KEY], epoch="new")
+    reader.maintain(1.0)
+    assert holds(shared, reader, "new")
+
+
+@pytest.mark.parametrize("write", ["through", "off"])
+def test_marks_outlive_a_lifecycle_rule(one_shared: Any, monkeypatch: pytest.MonkeyPatch, write: str) -> None:
+    """A rule removes what is old; marks are written anew long before, by engines of any epoch, also by those that
+    only read."""
+    other = one_shared.engine()
+    old = one_shared.engine(write=write)
     other.move_to("")
     before = {name: written(one_shared, name) for name in one_shared.names()}
     marks = [name for name in before if "/epochs/" in name and not name.endswith(".json")]
-    assert len(marks) == 1
+    assert len(marks) == 2
     old.maintain(1.0)
     assert {name: written(one_shared, name) for name in one_shared.names()} == before
     monkeypatch.setattr(upkeep, "RENEW_AFTER", -60.0)
@@ -254,5 +357,7 @@ def written(shared: Any, name: str) -> Any:
 
 
 def test_marks_tell_epochs_apart() -> None:
-    epochs = [Epoch("", 0), Epoch("", 1), Epoch("v", 0), Epoch("0 v", 0), Epoch("", 0, "v"), Epoch("private v", 0)]
+    one, two = "1" * 32, "2" * 32
+    epochs = [Epoch("", 0, one), Epoch("", 0, two), Epoch("v", 0, one), Epoch(two, 0, one)]
+    epochs += [epoch.following for epoch in epochs]
     assert len({epoch.mark for epoch in epochs}) == len(epochs)

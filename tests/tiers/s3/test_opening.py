@@ -14,6 +14,7 @@ from kvcascade.testing.servers import free_port
 from kvcascade.testing.servers.s3 import rclone
 from kvcascade.testing.servers.tls import Certificates, make_certificates
 from kvcascade.tiers import OpenContext
+from kvcascade.tiers.s3 import upkeep
 from kvcascade.types import Outcome
 
 KEY = key_for(1)
@@ -61,11 +62,28 @@ def test_no_such_bucket(shared: Any) -> None:
     refused(shared.settings(bucket="no-such-bucket", create_bucket=False), ConfigError, "there is no such bucket")
 
 
+def test_a_server_that_is_no_store(faulty: Any) -> None:
+    """No bucket is "made" there."""
+    shared, faults = faulty
+    faults.answer(404, times=2)
+    refused(shared.settings(create_bucket=True), ConfigError, "does `endpoint_url` lead to a store of S3?")
+
+
+def test_a_program_for_credentials_that_is_not_there(
+    one_shared: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text("[default]\ncredential_process = /no/such/program\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    refused(one_shared.settings(), ConfigError, "/no/such/program")
+
+
 def test_a_bucket_is_made_where_it_may_be(shared: Any) -> None:
     settings = shared.settings(bucket=f"made-{shared.prefix}", create_bucket=True, region="eu-west-1")
     probe = settings.probe()
     assert probe.problems == []
-    assert dict(probe.facts)["state"] == "will be made"
+    assert dict(probe.facts)["state"].startswith("will be made")
     for _ in range(2):
         with settings.open(CONTEXT) as tier:
             assert shared.store_chunks(tier, [KEY]) == [Outcome.OK]
@@ -73,6 +91,7 @@ def test_a_bucket_is_made_where_it_may_be(shared: Any) -> None:
 
 def test_a_bucket_that_is_made_by_another_at_the_same_time(faulty: Any) -> None:
     shared, faults = faulty
+    shared.engine().close()
     faults.answer(404, "NoSuchBucket", method="GET", within="list-type")
     faults.answer(409, "BucketAlreadyOwnedByYou", method="PUT")
     assert shared.store_chunks(shared.engine(), [KEY]) == [Outcome.OK]
@@ -122,6 +141,18 @@ def test_a_namespace_of_a_newer_version_is_left_alone(one_shared: Any) -> None:
     assert [one for one in one_shared.names() if one != name and "/engines/" in one] == []
 
 
+def test_who_only_reads_may_be_refused_when_it_renews_marks(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, faults = faulty
+    shared.engine()
+    reader = shared.engine(write="off")
+    monkeypatch.setattr(upkeep, "RENEW_AFTER", -60.0)
+    reader._upkeep._due = 0.0
+    faults.answer(403, "AccessDenied", method="PUT", times=9)
+    faults.forget()
+    reader.maintain(1.0)
+    assert [one.method for one in faults.seen].count("PUT") == 1
+
+
 def test_check_leaves_nothing_behind(shared: Any) -> None:
     shared.engine().close()
     before = sorted(shared.names())
@@ -129,10 +160,28 @@ def test_check_leaves_nothing_behind(shared: Any) -> None:
     assert probe.problems == []
     assert probe.chunks is None
     facts = dict(probe.facts)
-    assert facts["permissions"] == "list, write, read, remove"
+    assert facts["permissions"] == "list, read, write"
     assert facts["ttl"].startswith("24h" if facts["ttl"].startswith("24h") else "1d")
     assert facts["lifecycle rule"] == "none: nothing is ever removed"
     assert sorted(shared.names()) == before
+
+
+def test_check_writes_nothing_where_the_store_checks_digests(faulty: Any) -> None:
+    """A store has looked who may write before it looks at the digest, which is wrong."""
+    shared, faults = faulty
+    shared.engine().close()
+    faults.forget()
+    assert shared.settings().probe().problems == []
+    assert [one.method for one in faults.seen if one.method != "GET"] == ["PUT"]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_check_says_what_is_not_allowed(faulty: Any, method: str) -> None:
+    shared, faults = faulty
+    shared.engine().close()
+    faults.answer(403, "AccessDenied", method=method, within="/check-")
+    (problem,) = shared.settings().probe().problems
+    assert "no permission" in problem
 
 
 def test_check_says_which_lifecycle_rule_is_there(one_shared: Any, stores: Any) -> None:
@@ -190,6 +239,17 @@ def test_tls_of_somebody_whom_nobody_trusts(secured: Any) -> None:
 def test_a_store_without_tls_where_tls_is_asked_for(one_shared: Any) -> None:
     endpoint = one_shared.endpoint.replace("http:", "https:")
     refused(one_shared.settings(endpoint_url=endpoint), TierUnavailable, "TLS fails")
+
+
+def test_a_port_for_https_where_tls_is_not_asked_for(secured: Any) -> None:
+    endpoint = secured.endpoint.replace("https:", "http:")
+    refused(secured.settings(endpoint_url=endpoint), ConfigError, "begin `endpoint_url` with https://")
+
+
+def test_a_port_that_answers_in_tls_where_it_is_not_asked_for(faulty: Any) -> None:
+    shared, faults = faulty
+    faults.raw(b"\x15\x03\x01\0\x02\x02F", times=2)
+    refused(shared.settings(), TierUnavailable, "it speaks TLS; begin `endpoint_url` with https://")
 
 
 def test_a_deadline_under_tls(secured: Any, certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,8 @@ def test_what_a_variable_leaves_empty_is_not_given() -> None:
         ({"endpoint_url": "ftp://minio"}, "expected http://HOST:PORT"),
         ({"endpoint_url": "http://"}, "expected http://HOST:PORT"),
         ({"endpoint_url": "http://u:p@minio:9000"}, "credentials come from boto3's own chain"),
+        ({"region": "eu central"}, "expected a region such as eu-central-1"),
+        ({"region": "-x"}, "expected a region such as eu-central-1"),
         ({"storage_class": "DEEP_ARCHIVE"}, "can't be read at once"),
         ({"storage_class": "standard"}, "STANDARD_IA"),
         ({"sse": "aes"}, "'AES256' or 'aws:kms'"),

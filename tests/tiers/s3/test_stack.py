@@ -148,8 +148,13 @@ def test_a_store_that_dies_costs_the_engine_nothing(tmp_path: Path, engine: Engi
         server.start()
         one_shared.engine(endpoint_url=store.endpoint).close()  # the bucket went with the memory of the server
         driver.until(lambda: driver.manager.get_stats().tiers[1].up, "the tier does not come back")
-        driver.serve("b", one_shared.keys(*range(300, 304)))
-        assert engine(endpoint_url=store.endpoint).serve("c", one_shared.keys(*range(300, 304))) == 4
+        prompt = one_shared.keys(*range(300, 304))
+        driver.serve("b", prompt)
+        fresh = engine(endpoint_url=store.endpoint)  # the marks went as well: what was before stays out of reach
+        assert fresh.serve("c", prompt) == 0
+        driver.manager.reset_cache("primary")
+        assert driver.serve("d", prompt) == 4
+        assert engine(endpoint_url=store.endpoint).serve("e", prompt) == 4  # as the fresh one has stored it
         driver.check_at_rest()
 
 

@@ -1,12 +1,12 @@
 """What the s3 tier does beyond what every tier must."""
 
 import os
+import signal
 import threading
 from typing import Any
 
 import pytest
 
-from kvcascade.errors import ProtocolError
 from kvcascade.testing import bytes_for, key_for
 from kvcascade.testing.servers.http_faults import HttpFaults
 from kvcascade.tiers.envelope import Envelope, pack
@@ -80,6 +80,43 @@ def test_what_is_in_the_place_of_a_chunk_is_checked(one_shared: Any) -> None:
         outcomes = one_shared.load(tier, keys)
         assert [outcome.kind for outcome in outcomes] == [OutcomeKind.CORRUPT, OutcomeKind.OK]
         assert tier.exists(keys) == [False, True]
+
+
+@pytest.mark.parametrize("written", ["yesterday", "", "1e400x", "nan", "\u00b2"])
+@pytest.mark.parametrize("ttl", [None, "1h"])
+def test_odd_metadata_harms_nobody(faulty: Any, written: str, ttl: str | None) -> None:
+    """Whoever copies an object can write what he likes beside it; the envelope says what counts."""
+    shared, faults = faulty
+    tier = shared.engine(ttl=ttl)
+    keys = shared.keys(1, 2)
+    shared.store_chunks(tier, keys)
+
+    def odd(reply: Any) -> Any:
+        fields = {name: value for name, value in reply.fields.items() if "kv-written" not in name.lower()}
+        return reply._replace(fields={**fields, "x-amz-meta-kv-written": written})
+
+    faults.alter(odd, within=KEY.hex(), times=99)
+    assert tier.exists(keys) == [True, True]
+    assert shared.store_chunks(tier, keys) == [Outcome.OK] * 2
+    assert shared.load(tier, keys) == [Outcome.OK] * 2
+    assert tier.delete(keys) == [Outcome.OK] * 2
+
+
+def test_what_has_taken_the_place_of_something_damaged_stays(faulty: Any) -> None:
+    """Of the same size, written between the read and the look at what is there now."""
+    shared, faults = faulty
+    tier = shared.engine()
+    shared.store_chunks(tier, [KEY])
+
+    def damaged(reply: Any) -> Any:
+        body = bytearray(reply.body)
+        body[-1] ^= 1
+        fields = {name: value for name, value in reply.fields.items() if name.lower() != "etag"}
+        return reply._replace(body=bytes(body), fields={**fields, "ETag": '"of what was there before"'})
+
+    faults.alter(damaged, method="GET", within=KEY.hex())
+    assert shared.load(tier, [KEY]) == [Outcome.MISSING]
+    assert shared.load(tier, [KEY]) == [Outcome.OK]
 
 
 def test_a_chunk_of_a_newer_version_is_left_alone(one_shared: Any) -> None:
@@ -302,7 +339,7 @@ def test_usage_is_what_this_engine_has_put_there(shared: Any) -> None:
     assert tier.usage() == (0, 0, None)
 
 
-def test_after_a_fork_the_tier_is_opened_anew(one_shared: Any) -> None:
+def test_forks_go_on_with_connections_of_their_own(one_shared: Any) -> None:
     """kserve/kserve#5393, boto/botocore#1246: children that went on with their parent's connections mixed up
     answers."""
     tier = one_shared.engine()
@@ -325,16 +362,36 @@ def test_after_a_fork_the_tier_is_opened_anew(one_shared: Any) -> None:
 
 
 def _in_child(shared: Any, tier: Any, who: int) -> int:
-    with pytest.raises(ProtocolError):
-        tier.exists([KEY])
-    tier.close()
-    own = shared.engine()
+    if shared.load(tier, shared.keys(0), 4096) != [Outcome.OK]:
+        return 1
     for number in range(20):
         keys = shared.keys(1000 * who + number)
-        if shared.store_chunks(own, keys, 4096) != [Outcome.OK] or shared.load(own, keys, 4096) != [Outcome.OK]:
+        if shared.store_chunks(tier, keys, 4096) != [Outcome.OK] or shared.load(tier, keys, 4096) != [Outcome.OK]:
             return 2
-    own.close()
-    return 0
+    tier.maintain(1.0)
+    signs = [name for name in shared.names() if f"~{os.getpid()}~" in name]
+    tier.close()
+    gone = not any(f"~{os.getpid()}~" in name for name in shared.names())
+    return 0 if len(signs) == 1 and gone else 3
+
+
+def test_a_fork_in_the_middle_of_calls_is_not_held_up(one_shared: Any) -> None:
+    """Locks and places of connections that other threads hold at that moment are the parent's."""
+    tier = one_shared.engine(concurrency=1)
+    one_shared.store_chunks(tier, [KEY])
+    sdk, pool = tier._bucket._sdk, tier._bucket._client._pool
+    with sdk._lock, tier._moving, tier._counting, tier._tending, pool._changed:
+        pool._under_way += 1
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)  # ends it, should it hang
+            right = one_shared.load(tier, [KEY]) == [Outcome.OK]
+            tier.maintain(1.0)
+            tier.move_to("v2")
+            os._exit(0 if right and tier.exists([KEY]) == [False] else 1)
+        pool._under_way -= 1
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert one_shared.load(tier, [KEY]) == [Outcome.OK]
 
 
 # Stores that keep what they have, where they are asked to
