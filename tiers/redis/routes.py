@@ -111,17 +111,18 @@ class Sentinels:
     def _discover(self) -> Location:
         """The primary. Each Sentinel is asked in turn, and what is wrong with it said in our words: redis-py's
         would show its passwords."""
-        said = []
+        errors: list[TierError] = []
         for where, client in zip(self._locations, self._sentinel.sentinels, strict=True):
             try:
                 state = client.sentinel_masters().get(self._service)
                 if state and self._sentinel.check_master_state(state, self._service):
                     return Location(state["ip"], state["port"])
-                said.append(f"{where}: none")
+                errors.append(TierUnavailable(f"{where}: none"))
             except DRIVER_ERRORS as error:
-                said.append(str(in_words(error, where, self._deadline)))
+                errors.append(in_words(error, where, self._deadline))
         text = f"no Sentinel of {self._names} knows a primary of {self._service!r} that is up"
-        raise TierUnavailable(f"{text}: {'; '.join(said)}")
+        kind = TierRefused if all(isinstance(error, TierRefused) for error in errors) else TierUnavailable
+        raise kind(f"{text}: {'; '.join(map(str, errors))}")
 
 
 class Cluster:

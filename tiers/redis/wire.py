@@ -122,7 +122,7 @@ class Wire:
             return self._number(rest)
         if kind in (b"$", b"*"):
             count = self._number(rest)
-            if count == -1:
+            if count == -1 and kind == b"$":
                 return None
             if not 0 <= count <= _MOST or not depth:
                 raise self.unexpected(line)

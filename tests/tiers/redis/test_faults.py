@@ -1,6 +1,8 @@
 """Servers and networks that do not behave: each fault has its right outcome, and harms nothing else."""
 
+import socket
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from kvcascade.testing import buffer, bytes_for, key_for
 from kvcascade.testing.servers import Proxy, wait_until
 from kvcascade.testing.servers.redis import GivenServer, RedisServer
 from kvcascade.tiers.redis.chunks import client_name
+from kvcascade.tiers.redis.links import Links
 from kvcascade.types import Outcome, OutcomeKind
 
 VALUE = 64 << 10
@@ -145,6 +148,40 @@ def test_an_idle_connection_that_was_closed_is_not_used(
     assert spoiled.load(tier, keys) == [Outcome.OK] * 2
 
 
+def test_a_link_that_is_too_slow_for_the_deadline_costs_no_connections(spoiled: Any, proxy: Proxy) -> None:
+    """A connection that is made at the very end of its time was never given back: after a few of those a tier said
+    that all were in use, for good."""
+    tier, keys = spoiled.engine(deadline="300ms", concurrency=2), spoiled.keys(1)
+    spoiled.store(tier, keys)
+    for delay in (0.02, 0.06, 0.07, 0.075, 0.08, 0.1, 0.14, 0.15, 0.16):
+        proxy.drop()
+        proxy.slow(delay=delay)
+        assert kinds(spoiled.load(tier, keys))[0] in ("ok", "failed")
+        assert tier._links.used == 0
+    proxy.heal()
+    wait_until(lambda: spoiled.load(tier, keys) == [Outcome.OK], "it works again")
+
+
+@pytest.mark.parametrize("kind", ["redis", "rediss", "unix"])
+def test_making_a_connection_has_only_the_time_of_the_call(tmp_path: Path, sharing: Any, kind: str) -> None:
+    """Nobody answers there. The tier's own deadline would be ten minutes."""
+    path = tmp_path / "silent.sock"
+    with socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET) as silent:
+        silent.bind(str(path) if kind == "unix" else ("127.0.0.1", 0))
+        silent.listen()
+        url = f"unix://{path}" if kind == "unix" else f"{kind}://127.0.0.1:{silent.getsockname()[1]}/3"
+        settings = sharing(url=url, deadline="10m", password="x").settings()
+        links = Links(settings, "test")
+        pool = links.pool(settings.locations[0])
+        for _ in range(2):
+            with pytest.raises(TierUnavailable, match="no answer"), pool.lease(time.monotonic() + 0.2):
+                pytest.fail("there is nobody")
+        with pytest.raises(TierUnavailable, match="no time left"), pool.lease(time.monotonic()):
+            pytest.fail("there is no time")
+        assert links.used == 0
+        links.close()
+
+
 def test_more_threads_than_connections_take_turns(shared: Any, given_server: GivenServer) -> None:
     """redis/redis-py#2517: threads above the limit got an error."""
     tier = shared.engine(concurrency=2, deadline="30s")
@@ -222,6 +259,25 @@ def test_a_full_server_refuses_and_goes_on_serving(own: Any, sharing: Any) -> No
     assert shared.load(again, kept, 1 << 20) == [Outcome.OK] * len(kept)
     tier.delete(kept)
     assert shared.store(tier, keys[-3:], 1 << 20) == [Outcome.OK] * 3
+
+
+def test_a_full_server_that_does_not_know_the_namespace(own: Any, sharing: Any) -> None:
+    """Nobody can say which epoch that is, before there is room to write it down."""
+    server = own(maxmemory="8mb", maxmemory_policy="noeviction")
+    server.fill()
+    shared = sharing(url=server.url)
+    for _ in range(3):
+        with pytest.raises(TierUnavailable, match=r"it is full .* evicts nothing"):
+            shared.engine()
+    assert shared.settings().probe().problems == []
+    server.empty()
+    tier, keys = shared.engine(), shared.keys(1)
+    assert shared.store(tier, keys) == [Outcome.OK]
+    server.fill()
+    assert kinds(shared.store(tier, shared.keys(2))) == ["refused"]
+    tier._presence._due = float("-inf")
+    tier.maintain(1.0)
+    assert shared.load(shared.engine(), keys) == [Outcome.OK]
 
 
 def test_what_the_server_evicts_is_missing(own: Any, sharing: Any) -> None:

@@ -96,6 +96,22 @@ def test_a_server_that_dies_costs_the_engine_nothing(tmp_path: Path, engine: Eng
         driver.check_at_rest()
 
 
+def test_a_full_server_keeps_no_engine_from_starting(tmp_path: Path, engine: Engine, shared: Any) -> None:
+    """It has no room for the mark of a new namespace: the tier is down until it has."""
+    with RedisServer(tmp_path, maxmemory="8mb", maxmemory_policy="noeviction") as server:
+        server.fill()
+        driver = engine(url=server.url)
+        prompt = shared.keys(*range(4))
+        assert driver.serve("a", prompt) == 0
+        assert driver.serve("again", prompt) == 4
+        assert not driver.manager.get_stats().tiers[1].up
+        server.empty()
+        driver.until(lambda: driver.manager.get_stats().tiers[1].up, "the tier does not come")
+        driver.serve("b", shared.keys(*range(10, 14)))
+        assert engine(url=server.url).serve("c", shared.keys(*range(10, 14))) == 4
+        driver.check_at_rest()
+
+
 def _noticed(driver: Driver, shared: Any) -> bool:
     """Asks for something new, until the tier is down."""
     number = len(driver.running) + driver.manager.get_stats().lookups + 1000

@@ -66,7 +66,6 @@ REPLIES: list[tuple[bytes, Any]] = [
     (b"$-1\r\n", None),
     (b"$0\r\n\r\n", b""),
     (value(b"a\r\nb"), b"a\r\nb"),
-    (b"*-1\r\n", None),
     (b"*2\r\n$1\r\na\r\n*1\r\n:1\r\n", [b"a", [1]]),
     (value(b"x" * 100_000), b"x" * 100_000),
 ]
@@ -115,7 +114,12 @@ def test_chunks_between_misses_and_errors_in_pieces(line: Line, piece: int) -> N
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"?\r\n", b"$x\r\n", b":\r\n", b"*99999999999\r\n", b"$99999999999\r\n", b"x" * 70_000]
+    "raw",
+    [
+        *[b"", b"?\r\n", b"$x\r\n", b":\r\n", b"*99999999999\r\n", b"$99999999999\r\n", b"x" * 70_000],
+        *[b"*-1\r\n", b"$-2\r\n", b":+1\r\n", b":1_0\r\n", b": 1\r\n", b"$1\r\nabcd\r\n", b"*1\r\n" * 5000],
+        b":" + b"9" * 5000 + b"\r\n",
+    ],
 )
 def test_an_answer_that_is_none_closes_it(line: Line, raw: bytes) -> None:
     line.server.sendall(raw)
@@ -127,7 +131,11 @@ def test_an_answer_that_is_none_closes_it(line: Line, raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [value(HEADER, PAYLOAD)[:-2] + b"xx", value(HEADER, PAYLOAD)[:-1], b":1\r\n", b"$x\r\n"]
+    "raw",
+    [
+        *[value(HEADER, PAYLOAD)[:-2] + b"xx", value(HEADER, PAYLOAD)[:-1], b":1\r\n", b"$x\r\n"],
+        *[b"$-2\r\n", b"*-1\r\n", b"+OK\r\n", b"$3\r\nabcd\r\n"],
+    ],
 )
 def test_a_chunk_that_is_none_closes_it(line: Line, raw: bytes) -> None:
     line.server.sendall(raw)

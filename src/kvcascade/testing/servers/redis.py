@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ __all__ = ["GivenServer", "RedisServer", "external_url", "redis_cluster", "redis
 
 _URL = "KVCASCADE_TEST_REDIS_URL"
 _SLOTS = 16384
+_FILLER = "filler"
 
 
 def server_program() -> str:
@@ -99,6 +100,18 @@ class RedisServer(ServerProcess):
         """CONFIG SET."""
         for key, value in config.items():
             self.ask("CONFIG", "SET", key.replace("_", "-"), value)
+
+    def fill(self) -> None:
+        """Until it takes nothing more (`maxmemory`, noeviction); `empty` takes it away."""
+        import redis
+
+        with suppress(redis.exceptions.OutOfMemoryError):
+            while True:
+                self.ask("APPEND", _FILLER, bytes(50_000))
+
+    def empty(self) -> None:
+        """Takes away what `fill` has brought."""
+        self.ask("DEL", _FILLER)
 
     def info(self, section: str) -> dict[str, Any]:
         found: dict[str, Any] = self.ask("INFO", section)
