@@ -59,12 +59,19 @@ class Job:
         return copied, [self.keys[place] for place in sorted(self.failed)]
 
     def failed_blocks(self, groups: int) -> tuple[frozenset[int], ...]:
-        """For each group, the device blocks of the chunks that were not copied."""
+        """For each group, the device blocks that were to be copied and were not."""
         found: list[set[int]] = [set() for _ in range(groups)]
         for place in self.failed:
             chunk = self.chunks[place]
             found[chunk.group].update(chunk.blocks)
+        for group, blocks in self.plan.lost if self.plan else ():
+            found[group].update(blocks)
         return tuple(frozenset(blocks - {NO_BLOCK}) for blocks in found)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether something that was to be copied was not."""
+        return bool(self.failed or (self.plan and self.plan.lost))
 
     def failed_at(self) -> int:
         """For a load: the first token that was to be loaded and was not; its end where all were."""
@@ -74,7 +81,7 @@ class Job:
         """For a load: where the request can go on. With sliding windows a part of what was promised is of no use:
         the engine has let go of all before the window of the load's end, its own blocks too."""
         windowed = any(group.spec.window is not None for group in self.owner.groups)
-        return 0 if self.failed and windowed else self.failed_at()
+        return 0 if self.incomplete and windowed else self.failed_at()
 
 
 class JobTable:

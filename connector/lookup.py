@@ -39,6 +39,10 @@ class Lookup:
                     return state.local
         return boundary if all(found.certain(boundary) for found in hits) else None
 
+    def there(self, keys: Sequence[bytes], state: RequestState) -> bool:
+        """Whether all of these are hits now."""
+        return all(self._manager.lookup(key, state.context) is LookupResult.HIT for key in keys)
+
     def _limit(self, state: RequestState) -> int:
         """No load reaches beyond. With sliding windows the token that the engine computes again needs its own."""
         limit = state.request.num_tokens - self._windowed

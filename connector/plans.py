@@ -85,6 +85,13 @@ class LoadPlan:
     keys: list[Key] = field(default_factory=list)
     blocks: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """For each chunk the place of its first block that is loaded, and the blocks from there."""
+    lost: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    """Groups, and blocks of theirs that were to be loaded and will not be."""
+
+    def given_up(self) -> "LoadPlan":
+        """The same, with nothing loaded."""
+        lost = [(place.group, ids) for place, (_, ids) in zip(self.places, self.blocks, strict=True)]
+        return LoadPlan(self.tokens, lost=lost)
 
     def copies(self, slots: Sequence[int]) -> list[ChunkCopy]:
         return [
@@ -115,7 +122,7 @@ def plan_load(state: RequestState, blocks: Blocks, tokens: int) -> LoadPlan:
     them.
 
     Raises:
-        ProtocolError: fewer blocks were allocated than that takes.
+        ProtocolError: fewer blocks were allocated than that takes, or one that can't be filled.
     """
     plan = LoadPlan(tokens)
     for number, group in enumerate(state.groups):
@@ -130,6 +137,11 @@ def plan_load(state: RequestState, blocks: Blocks, tokens: int) -> LoadPlan:
 def _allocated(state: RequestState, spec: GroupSpec, blocks: Blocks, tokens: int) -> Sequence[Block]:
     needed = -(-tokens // spec.tokens_per_block)
     own = blocks.blocks[spec.index] if spec.index < len(blocks.blocks) else ()
+    if any(block.block_id == NO_BLOCK and not block.is_null for block in own):
+        raise ProtocolError(
+            f"update_state_after_alloc: request {state.id!r} was given block {NO_BLOCK} in group {spec.index}; "
+            f"that is the id of the block that holds nothing, and is never copied"
+        )
     if len(own) < needed:
         raise ProtocolError(
             f"update_state_after_alloc: request {state.id!r} has {len(own)} blocks in group {spec.index}; "

@@ -81,6 +81,8 @@ class SchedulerAdapter:
         """A step is under way: the engine has allocated blocks in it, and it has not been planned to the end."""
         self._loads: list[Transfer] = []
         """Loads begun in the step being planned."""
+        self._found: list[RequestState] = []
+        """Requests that were told in it what can be loaded for them."""
         self._stats = AdapterStats()
 
     # Requests
@@ -123,12 +125,14 @@ class SchedulerAdapter:
         if boundary is None or (self._share_loads and self._jobs.loading(state.needed_keys(boundary))):
             return self._not_yet()
         state.matched = boundary - state.local
+        self._found.append(state)
         return state.matched, state.matched > 0
 
     def update_state_after_alloc(self, request: Request, blocks: Blocks, num_external_tokens: int) -> None:
         """The engine has allocated `blocks`, all the request's blocks for its own hit and for
         `num_external_tokens` more (at most what the last answer was; 0: nothing is loaded). The request is not
-        scheduled until `update_connector_output` names it."""
+        scheduled until `update_connector_output` names it. With sliding windows fewer tokens than were found need
+        other chunks; where those are not there the load ends with nothing loaded."""
         state = self._state(request.request_id, "update_state_after_alloc")
         self._planning = True
         if num_external_tokens == 0:
@@ -139,6 +143,8 @@ class SchedulerAdapter:
                 f"{state.matched} were found"
             )
         plan = plan_load(state, blocks, state.local + num_external_tokens)
+        if num_external_tokens < state.matched and not self._lookup.there(plan.keys, state):
+            plan = plan.given_up()
         state.matched = 0
         slots = self._manager.prepare_load(plan.keys, state.context)
         job = self._jobs.open(state, Direction.LOAD, plan.keys, plan.copies(slots), plan)
@@ -178,7 +184,7 @@ class SchedulerAdapter:
 
         The last chunks of requests that have finished are offered here, before anybody can write their blocks.
         """
-        check_step(step, self._groups, self._running, self._finalised, self._jobs)
+        check_step(step, self._groups, self._running, self._finishing, self._finalised, self._jobs)
         self._planning = True
         follow_blocks(step, self._running, self._finishing, self._fences)
         stores = [self._store(state, 0) for state in self._finished_in(step)]
@@ -189,6 +195,9 @@ class SchedulerAdapter:
         self._manager.on_schedule_end()
         self._finalised.clear()
         self._planning = False
+        for state in self._found:
+            state.matched = 0  # a hit holds to the end of its step
+        self._found.clear()
         loads, self._loads = self._loads, []
         flush = self._fences.end_step()
         self._stats.flushed += len(flush)
@@ -338,7 +347,7 @@ class SchedulerAdapter:
         if self._jobs.is_void(job):
             job.failed = set(range(len(job.chunks)))
         valid = job.valid_tokens()
-        if job.failed:
+        if job.incomplete:
             job.owner.load_limit = valid
         failed = tuple(job.keys[place] for place in sorted(job.failed))
         return EndedLoad(job.owner.id, valid, job.failed_blocks(len(self._groups)), failed)

@@ -21,6 +21,7 @@ def check_step(
     step: StepOutput,
     groups: Sequence[GroupSpec],
     running: Mapping[str, RequestState],
+    finishing: Collection[str],
     finalised: Collection[str],
     jobs: JobTable,
 ) -> None:
@@ -28,13 +29,21 @@ def check_step(
 
     Args:
         running: the requests that have not finished.
+        finishing: those that have since the step before.
         finalised: names of such as were over before this step, which may be in use again.
 
     Raises:
         ProtocolError: what was expected instead.
     """
     given = _given_blocks(step)
-    for name in step.finished_req_ids or ():
+    listed = step.finished_req_ids or ()
+    for name in finishing:
+        if name not in listed:
+            raise ProtocolError(
+                f"build_connector_meta: {name!r} has finished; it was expected in finished_req_ids, before its "
+                f"blocks are given to others"
+            )
+    for name in listed:
         if name in running and name not in finalised:
             raise ProtocolError(
                 f"build_connector_meta: {name!r} is listed as finished; request_finished must come before"

@@ -1,5 +1,6 @@
 """`TransferWorker`: moves chunks between device blocks and host slots. The half that lives in each worker."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ class TransferWorker:
                 f"bytes {offset} to {end} of a slot: slots have {size} bytes; all ranks' parts must fit"
             )
         self._copier: Copier = copier or copier_for(memory, pool)
-        self._deferred: list[tuple[Transfer, Any]] = []
+        self._deferred: deque[tuple[Transfer, Any]] = deque()
         self._running: dict[int, Ticket] = {}
 
     @staticmethod
@@ -120,9 +121,8 @@ class TransferWorker:
         self._copier.close()
 
     def _start_deferred(self) -> None:
-        deferred, self._deferred = self._deferred, []
-        for transfer, fence in deferred:
-            self._start(transfer, fence)
+        while self._deferred:
+            self._start(*self._deferred.popleft())
 
     def _start(self, transfer: Transfer, fence: Any) -> None:
         if transfer.job in self._running:

@@ -248,6 +248,30 @@ def test_a_window_finds_the_last_boundary_that_it_covers(bench: Make) -> None:
     assert b.query(b.request("again", 25)) == 16
 
 
+@pytest.mark.parametrize(("taken", "left"), [(31, 31), (28, 0), (16, 16)])
+def test_an_engine_that_takes_less_than_was_found_with_a_window(bench: Make, taken: int, left: int) -> None:
+    """A smaller end needs other chunks of the window, which hits do not read and nobody has stored: then nothing
+    is loaded, and nothing is raised."""
+    b = bench(GroupSpec(4, blocks_per_chunk=4), GroupSpec(4, window=7, index=1))
+    store(b, 32, [list(range(1, 9)), list(range(11, 19))])
+    r = b.request("again", 32)
+    assert b.query(r) == 31
+    blocks = -(-taken // 4)
+    passed = max(0, taken - 6) // 4
+    window = [0] * passed + list(range(31 + passed, 31 + blocks))
+    b.load(r, [list(range(21, 21 + blocks)), window], taken)
+    b.step()
+    b.deliver()
+    assert b.ended[-1].valid_tokens == left
+    if left:
+        b.check_device(r, 0, left)
+    else:
+        assert b.ended[-1].invalid == (frozenset(range(21, 21 + blocks)), frozenset(window) - {0})
+        r.num_computed_tokens = 0
+        assert b.query(r) == 0
+        b.step(b.run(r, 32, [list(range(41, 49)), list(range(51, 59))]))
+
+
 def test_a_prompt_of_whole_chunks_leaves_the_window_of_its_last_token(bench: Make) -> None:
     """The engine computes the last token again; its window reaches one token further back."""
     b = bench(GroupSpec(4), GroupSpec(4, window=9, index=1))

@@ -50,6 +50,46 @@ def test_a_request_announced_twice(bench: Make) -> None:
     b.request("r", 8)
 
 
+def test_a_request_that_has_finished_and_is_not_listed(bench: Make) -> None:
+    """Its blocks would be written by others before its last chunks are offered."""
+    b = bench()
+    r = b.prefill("r", 8, [1, 2])
+    b.finish(r)
+    listed, b._finished = b._finished, set()
+    with pytest.raises(ProtocolError, match="'r' has finished; it was expected in finished_req_ids"):
+        b.step()
+    b._finished = listed
+    b.drain()
+
+
+def test_a_block_that_holds_nothing_is_not_loaded_into(bench: Make) -> None:
+    b = bench()
+    stored_prompt(b)
+    r = b.request("again", 8)
+    found = b.query(r)
+    blocks = [SimpleNamespace(block_id=block, is_null=False, block_hash=None) for block in (0, 9)]
+    with pytest.raises(
+        ProtocolError, match="'again' was given block 0 in group 0; that is the id of the block that"
+    ):
+        b.adapter.update_state_after_alloc(r, SimpleNamespace(blocks=[blocks]), found)
+    b.load(r, [8, 9], found)
+    b.step()
+    b.deliver()
+    b.check_device(r, 0, found)
+
+
+def test_a_hit_of_an_earlier_step(bench: Make) -> None:
+    b = bench()
+    stored_prompt(b)
+    r = b.request("again", 8)
+    assert b.query(r) == 8
+    b.step()
+    with pytest.raises(ProtocolError, match="8 tokens to load for 'again'; at most 0 were found"):
+        b.load(r, [8, 9], 8)
+    b.plan()
+    assert b.serve(r, [8, 9]) == 8
+
+
 def test_a_job_that_nobody_began(bench: Make) -> None:
     b = bench()
     with pytest.raises(ProtocolError, match="job 7: reported by 1 workers; 0 of 1 were expected"):
