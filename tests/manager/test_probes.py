@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from kvcascade.manager.probes import ProbeTable
 from kvcascade.testing import buffer, bytes_for, key_for
-from kvcascade.types import LookupResult, MissReason, Outcome, PrefixMatch
+from kvcascade.types import Changes, Entry, LookupResult, MissReason, Outcome, PrefixMatch
 
 from .conftest import CHUNK, Stack
 
@@ -213,3 +214,26 @@ def test_of_a_shared_tier_only_what_was_told_as_stored_is_told_as_removed(stack:
     s.manager.reset_cache("all")
     listen()
     assert told == dict(zip(KEYS[:5], [[*back, True], gone, gone, gone, gone], strict=True))
+
+
+def test_a_use_is_told_however_long_ago_the_chunk_was_found() -> None:
+    """A chunk that is always found further up would otherwise be the first that the shared tier evicts."""
+    table = ProbeTable(ttl=10.0)
+    table.load([Entry(key, CHUNK, 0.0, 0.0) for key in KEYS[:3]])
+    table.lost(KEYS[1], MissReason.EVICTED)
+    table.now = 100.0
+    assert KEYS[0] not in table
+    assert table.touch(KEYS[:4]).here == [KEYS[2], KEYS[0]]
+
+
+def test_what_a_shared_tier_has_evicted_is_counted_and_known_to_be_gone(stack: Make) -> None:
+    s = stack(slots=16, shared=[0])
+    s.serve("store", KEYS[:4])
+    level = s.manager._chain.levels[0]
+    s.faults[0].inner.delete(KEYS[:3])
+    vars(level.lane)["_changes"].append(Changes(evicted=tuple(KEYS[:3])))
+    s.manager.reset_cache("primary")
+    s.step()
+    assert [level.holds(key) for key in KEYS[:4]] == [False] * 3 + [True]
+    assert level.why(KEYS[0]) is MissReason.EVICTED
+    assert s.manager.get_stats().tiers[1].evictions == 3
