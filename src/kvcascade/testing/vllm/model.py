@@ -29,13 +29,14 @@ def full_blocks(tokens: int, block: int = BLOCK) -> int:
     return (tokens - 1) // block * block
 
 
-def make_model(path: Path, seed: int, layers: int = 2, **config: Any) -> Path:
-    """Writes a Llama with seeded weights into the folder: large enough that greedy decoding has clear winners."""
+def make_model(path: Path, seed: int, layers: int = 2, hidden: int = 128, **config: Any) -> Path:
+    """Writes a Llama with seeded weights into the folder: large enough that greedy decoding has clear winners.
+    `hidden`: a multiple of 64; the KV of a token is as large whatever it is."""
     import torch
     from safetensors.torch import save_file
 
-    hidden, heads, kv_heads, inner = 128, 4, 2, 256
-    width = hidden // heads
+    width, kv_heads = 32, 2
+    heads, inner = hidden // width, 2 * hidden
     described = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
