@@ -153,14 +153,18 @@ class Epochs:
         void is looked at again: its follower comes first, but may have come after the list."""
         for look in range(_LOOKS):
             last = max(self._generations(name, end), default=-1)
-            said = parsed(self._bucket.read(self._mark(name, last), end)) if last >= 0 else None
-            value = (said or {}).get("value")
-            if isinstance(value, str) and _VALUE.fullmatch(value):
-                return Epoch(name, last, value), last
             if last < 0:
                 break
+            if (epoch := self._marked(name, last, end)) is not None:
+                return epoch, last
             time.sleep(_PAUSE * look)
         return None, last
+
+    def _marked(self, name: str, generation: int, end: float) -> Epoch | None:
+        """The epoch that a mark says; None where it is void, lost, or says nothing."""
+        said = parsed(self._bucket.read(self._mark(name, generation), end)) or {}
+        value = said.get("value")
+        return Epoch(name, generation, value) if isinstance(value, str) and _VALUE.fullmatch(value) else None
 
     def _begin(self, name: str, generation: int, end: float) -> Epoch:
         """The first epoch of a name, or the first after a loss. Of engines that begin it at once one decides: the
@@ -174,7 +178,7 @@ class Epochs:
         value = min(claims, default=(0.0, value))[1]
         if not any(one == f"{generation}" for one, _ in found):
             self._write(Epoch(name, generation, value), end, only_new=True)
-        epoch, _ = self._current(name, end)
+        epoch = self._marked(name, generation, end) or self.current(name, end)
         for _ in self._bucket.delete([claim], end):
             pass  # one that stays does no harm
         if epoch is None:
