@@ -144,8 +144,7 @@ class Wire:
             raise self.unexpected(line)
         in_place = nbytes == len(header) + len(payload)
         if in_place:
-            self._into(header)
-            self._into(payload, self._tail)
+            self._into(header, payload, self._tail)
         else:
             self._skip(nbytes)
             self._into(self._tail)
@@ -202,17 +201,15 @@ class Wire:
             self._into(part)
             nbytes -= len(part)
 
-    def _into(self, target: Buffer, tail: Buffer | None = None) -> None:
+    def _into(self, *targets: Buffer) -> None:
         """Fills the buffers: from what was read ahead, and the rest straight from the socket."""
-        wanted = [target] if tail is None else [target, tail]
-        left = []
-        for part in wanted:
-            taken = min(len(part), self._stop - self._start)
-            if taken:
+        left: list[Buffer] = []
+        for part in targets:
+            if taken := min(len(part), self._stop - self._start):
                 part[:taken] = self._input[self._start : self._start + taken]
                 self._start += taken
             if taken < len(part):
-                left.append(part[taken:])
+                left.append(part[taken:] if taken else part)
         while left:
             left = _rest(left, self._receive(left, socket.MSG_WAITALL))
 

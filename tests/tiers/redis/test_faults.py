@@ -5,6 +5,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvcascade.testing import buffer, bytes_for, key_for
 from kvcascade.testing.servers import Proxy, wait_until
 from kvcascade.testing.servers.redis import GivenServer, RedisServer
 from kvcascade.tiers.redis.chunks import client_name
+from kvcascade.tiers.redis.dialling import TlsConnection
 from kvcascade.tiers.redis.links import Links
 from kvcascade.types import Outcome, OutcomeKind
 
@@ -182,6 +184,32 @@ def test_making_a_connection_has_only_the_time_of_the_call(tmp_path: Path, shari
         links.close()
 
 
+def test_a_host_that_does_not_answer_has_only_the_time_of_the_call(sharing: Any) -> None:
+    """Nor does it refuse: its queue is full, and what is sent to it is dropped."""
+    with ExitStack() as open_ends:
+        host = open_ends.enter_context(socket.socket())
+        host.bind(("127.0.0.1", 0))
+        host.listen(0)
+        for _ in range(3):
+            end = open_ends.enter_context(socket.socket())
+            end.setblocking(False)
+            end.connect_ex(host.getsockname())
+        settings = sharing(url=f"redis://127.0.0.1:{host.getsockname()[1]}", deadline="10m").settings()
+        links = Links(settings, "test")
+        pool = links.pool(settings.locations[0])
+        with pytest.raises(TierUnavailable, match="no answer"), pool.lease(time.monotonic() + 0.2):
+            pytest.fail("there is nobody")
+        assert links.used == 0
+
+
+def test_a_tls_handshake_has_only_what_connecting_has_left() -> None:
+    connection = TlsConnection(host="127.0.0.1", socket_timeout=600)
+    connection.end = time.monotonic() + 0.1
+    one, other = socket.socketpair()
+    with one, other, pytest.raises(TimeoutError):
+        connection._wrap_socket_with_ssl(one)
+
+
 def test_more_threads_than_connections_take_turns(shared: Any, given_server: GivenServer) -> None:
     """redis/redis-py#2517: threads above the limit got an error."""
     tier = shared.engine(concurrency=2, deadline="30s")
@@ -205,23 +233,13 @@ def test_more_threads_than_connections_take_turns(shared: Any, given_server: Giv
     assert 1 <= max(most) <= 2
 
 
-def test_all_connections_in_use_is_said(spoiled: Any, proxy: Proxy) -> None:
-    tier = spoiled.engine(concurrency=1, deadline="300ms")
-    spoiled.store(tier, spoiled.keys(1))
-    proxy.stall("client")
-    begun = threading.Event()
-
-    def hold() -> None:
-        begun.set()
-        spoiled.load(tier, spoiled.keys(1))
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    begun.wait(HANG)
-    wait_until(lambda: tier._links.pool(tier._settings.locations[0]).used == 1, "it is in use")
-    with pytest.raises(TierUnavailable):
-        tier.exists(spoiled.keys(1))
-    holder.join(HANG)
+def test_all_connections_in_use_is_said(shared: Any) -> None:
+    tier, keys = shared.engine(concurrency=1, deadline="200ms"), shared.keys(1)
+    with tier._links.pool(tier._settings.locations[0]).lease(time.monotonic() + HANG):
+        with pytest.raises(TierUnavailable, match="all 1 connections are in use"):
+            tier.exists(keys)
+        assert "all 1 connections are in use" in failure(shared.load(tier, keys)[0])
+    assert shared.store(tier, keys) == [Outcome.OK]
 
 
 # The server

@@ -17,15 +17,16 @@ Engine = Callable[..., Driver]
 
 
 @pytest.fixture
-def engine(shared: Any) -> Iterator[Engine]:
+def engine(shared: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """Makes an engine on the server: host memory of 16 chunks, then the redis tier."""
+    monkeypatch.setenv("TEST_URL", shared._settings["url"])  # it may hold a password
     made: list[Driver] = []
 
     def make(epoch: str = "", weights_version: str = "", **settings: Any) -> Driver:
         host = {"type": "host", "capacity": 17 * CHUNK}
         redis = {
             "type": "redis",
-            "url": shared._settings["url"],
+            "url": "${TEST_URL}",
             "prefix": shared.prefix,
             "deadline": "5s",
             "queue": 1.0,
