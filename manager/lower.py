@@ -11,6 +11,7 @@ from kvcascade.types import Key, LookupResult, MissReason, RequestContext
 from .chain import Chain
 from .events import Event, EventLog
 from .level import Level
+from .manager import ResetReport
 from .orders import Carried, Orders, Wanted
 from .probing import Probing
 from .requests import Delivery, Request, RequestTable
@@ -181,18 +182,20 @@ class LowerTiers:
                 logger.warning("waiting for %d transfers that have not ended", self._orders.under_way)
             self._read_results()
 
-    def reset(self, timeout: float = 10.0) -> dict[str, str]:
+    def reset(self, timeout: float = 10.0) -> ResetReport:
         """The pool is to be cleared: drains, and with `reset_scope: all` makes everything in the tiers void, too,
-        durably. Returns, for each tier that could not do it in time, why; it is down until it could."""
+        durably."""
         self.drain()
         self._orders.reset()
         for request in self._requests:
             request.forget_transfers()
+        names = tuple(level.name for level in self._chain.levels)
         if self._reset_scope == "primary":
-            return {}
+            return ResetReport(cleared=(), kept=names)
         self._chain.drain(timeout)  # probes
         self._read_results()
-        return self._chain.void("", timeout, self._now)
+        failed = self._chain.void("", timeout, self._now)
+        return ResetReport(cleared=tuple(name for name in names if name not in failed), failed=failed)
 
     def close(self, timeout: float = 10.0) -> None:
         """Stores that wait are given so many seconds to reach their tiers, then every tier is closed.

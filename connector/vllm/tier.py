@@ -22,7 +22,7 @@ from kvcascade.types import Buffer, Key, LookupResult, Namespace, RequestContext
 
 from . import compat
 from . import compat_tier as tiering
-from .logs import share_handlers
+from .logs import log_reset, share_handlers
 from .media import allowed, place_of
 from .metrics import Counters, definitions
 from .options import stack_of
@@ -70,8 +70,6 @@ class KVCascadeTier(tiering.SecondaryTierManager):
         settings = stack_of({} if stack is None else {"stack": stack})
         places = [place_of(tier) for tier in settings.secondary]
         self._places = {place.name: place for place in places}
-        self._cleared = list(self._places) if settings.reset_scope == "all" else []
-        """Tiers that a reset clears, too."""
         common = _only({place.locality for place in places}, None)
         self.locality = compat.Locality(locality) if locality else common
         unspecified = compat.CacheHitSource.EXTERNAL_UNSPECIFIED
@@ -142,14 +140,7 @@ class KVCascadeTier(tiering.SecondaryTierManager):
     def drain_jobs(self) -> None:
         """vLLM calls it where it clears its host memory, and tells a tier of that in no other way: the stack's
         `reset_scope` says whether the tiers are cleared, too."""
-        problems = self._tiers.reset()
-        logger.info(
-            "reset: cleared %s", ", ".join(name for name in self._cleared if name not in problems) or "none"
-        )
-        for tier, problem in problems.items():
-            logger.error(
-                "reset: tier %r could not be cleared, and serves nothing until it could: %s", tier, problem
-            )
+        log_reset(self._tiers.reset())
 
     def take_events(self) -> Iterable[Any]:
         if not self._tell_events:
