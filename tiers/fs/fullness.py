@@ -92,15 +92,10 @@ class Fullness:
             self._base = _sum([self._counted, *self._others.values()]).minus(_sum(self._then.values()))
 
     def tell(self) -> None:
-        """Tells the others of this engine's own growth.
-
-        Raises:
-            OSError: that can't be written.
-        """
+        """Tells the others of this engine's own growth. Where that can't be written, for lack of space perhaps,
+        they learn it later."""
         grown = self._mine
-        if grown != self._told:
-            self._writer.beat()  # also makes its folder again, where it was taken for dead
-            self._write(self._writer.folder / GROWN_NAME, list(grown))
+        if grown != self._told and self._write(self._writer.folder / GROWN_NAME, list(grown)):
             self._told = grown
 
     # An engine that does not sweep
@@ -143,17 +138,13 @@ class Fullness:
             self._rebase()
 
     def publish(self) -> None:
-        """Tells the others what the directory holds.
-
-        Raises:
-            OSError: that can't be written.
-        """
+        """Tells the others what the directory holds, as above."""
         with self._lock:
             total = None if self._base is None else self._base.plus(self._mine)
             news = {"total": total, "counted": {**self._others, self._me: self._mine}}
-        if total is not None and news != self._published:
-            self._access.make_folder(sweeper_folder(self._root))
-            self._write(sweeper_folder(self._root) / TOTAL_NAME, news)
+        if total is None or news == self._published:
+            return
+        if self._write(sweeper_folder(self._root) / TOTAL_NAME, news):
             self._published = news
 
     def growths(self) -> dict[str, Amount]:
@@ -171,14 +162,20 @@ class Fullness:
             self._then = {token: _halfway(began.get(token, Amount()), grown) for token, grown in ended.items()}
             self._rebase()
 
-    def _write(self, path: Path, content: Any) -> None:
-        temporary = self._writer.temporary()
-        fd = self._access.create(temporary)
+    def _write(self, path: Path, content: Any) -> bool:
+        temporary = Path(self._writer.temporary())
         try:
-            os.write(fd, json.dumps(content).encode())
-        finally:
-            os.close(fd)
-        Path(temporary).replace(path)
+            fd = self._access.create(temporary)
+            try:
+                os.write(fd, json.dumps(content).encode())
+            finally:
+                os.close(fd)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return False
+        return True
 
 
 def _sum(amounts: Iterable[Amount]) -> Amount:

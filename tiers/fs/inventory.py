@@ -77,8 +77,8 @@ def _shortage(settings: "FsSettings", path: Path, free: int) -> str:
     if free + survey.total.bytes >= settings.capacity:
         return ""
     return (
-        f"capacity {format_size(settings.capacity)} is more than the file system has: {format_size(free)} are free "
-        f"and {format_size(survey.total.bytes)} are in use here already. It fills up before anything is evicted, "
+        f"{format_size(settings.capacity)} of capacity are more than the file system has: {format_size(free)} are "
+        f"free and {format_size(survey.total.bytes)} are in use here already. It fills up before anything is evicted, "
         f"and what has no room is refused"
     )
 

@@ -129,8 +129,7 @@ class Sweeper:
         """Tells the others the latest, and gives the lease back."""
         with self._turn:
             if self._leads:
-                with contextlib.suppress(OSError):
-                    self._fullness.publish()
+                self._fullness.publish()
             self._stop()
             self._lease.release()
 
@@ -151,7 +150,7 @@ class Sweeper:
                 self._evict(nbytes)
 
     def _look_for_stores(self, nbytes: int) -> None:
-        """Looks where stores can't wait for `run` to do it: the further the less there is to evict meanwhile."""
+        """Looks where stores can't wait for `run` to do it: further where there is nothing to evict meanwhile."""
         for _ in range(URGENT if not self._candidates else 1):
             if not (self._fullness.estimate is None or self._must_evict(nbytes)) or not self._look_is_due():
                 return

@@ -7,6 +7,7 @@ are "endless", goes on at random until it is killed; it sweeps in between. At it
 import json
 import random
 import sys
+import time
 from typing import Any
 
 from kvcascade.testing import buffer, bytes_for, holds, key_for
@@ -50,8 +51,9 @@ def finite(tier: FsTier, given: dict[str, Any]) -> dict[str, Any]:
             recent = [*recent[1 - RECENT :], key] if outcome.ok else recent
             tier.maintain(0.0)
             lost += tier.exists(recent).count(False)
-    for _ in range(3 if given.get("capacity") else 0):
+    for _ in range(20 if given.get("capacity") else 0):
         tier.maintain(1.0)
+        time.sleep(2 * sweeper.TELL_EVERY)
     evicted = tier._sweeper.evicted if tier._sweeper else 0
     return {"failed": failed, "refused": refused, "lost": lost, "evicted": evicted}
 
