@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvcascade.connector import SchedulerAdapter, TransferWorker, coverage
+from kvcascade.connector import GroupSpec, SchedulerAdapter, TransferWorker, coverage
 from kvcascade.connector.fences import Fences
+from kvcascade.connector.jobs import JobTable
+from kvcascade.connector.lookup import _FullHits
 from kvcascade.connector.plans import StorePlan
 from kvcascade.manager import SecondaryTierManager
 from kvcascade.manager.cascade import Cascade
@@ -222,9 +224,41 @@ def refused_chunks_are_passed_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StorePlan, "stop_at", lambda self, refused: None)
 
 
+def two_may_load_one_chunk(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JobTable, "loading", lambda self, keys: False)
+
+
+def what_a_voided_copy_uses_is_offered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JobTable, "voided", lambda self, key: False)
+
+
+def a_voided_load_is_good(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JobTable, "is_void", lambda self, job: False)
+
+
+def a_reset_drops_the_flush_list(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fences, "reset", lambda self, jobs: self._jobs.clear())
+
+
+def the_manager_is_reset_before_requests_are_finished(patch: pytest.MonkeyPatch) -> None:
+    """The last offers of a request that has finished are void, and the manager takes it for one that goes on."""
+    reset = SchedulerAdapter.reset_cache
+
+    def reset_cache(self: SchedulerAdapter, scope: Any = None, weights: str = "", timeout: float = 10.0) -> Any:
+        self._manager.reset_cache(scope, weights, timeout)
+        return reset(self, scope, weights, timeout)
+
+    patch.setattr(SchedulerAdapter, "reset_cache", reset_cache)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
+        two_may_load_one_chunk,
+        what_a_voided_copy_uses_is_offered,
+        a_voided_load_is_good,
+        a_reset_drops_the_flush_list,
+        the_manager_is_reset_before_requests_are_finished,
         no_fences,
         all_tokens_at_finish,
         drafts_count,
@@ -252,6 +286,38 @@ def refused_chunks_are_passed_over(patch: pytest.MonkeyPatch) -> None:
 def test_a_planted_fault_is_found(plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     assert next(failures(), None) is not None
+
+
+def drafts_hold_nothing_back(patch: pytest.MonkeyPatch) -> None:
+    """A draft model's newest chunk is stored, and written again after a draft was rejected."""
+    storable = coverage.storable
+    patch.setattr("kvcascade.connector.requests.storable", lambda *args: storable(*args[:4]))
+
+
+def drafts_go_on_at_the_last_hit(patch: pytest.MonkeyPatch) -> None:
+    """A draft model goes on behind a chunk whose last token was stored with another successor."""
+
+    def needed(spec: GroupSpec, local: int, boundary: int, margin: int = 0) -> range:
+        return coverage.needed_chunks(spec, local, boundary)
+
+    hits = _FullHits.__init__
+
+    def full_hits(self: _FullHits, manager: Any, group: Any, state: Any, limit: int) -> None:
+        spec, group.spec = group.spec, replace(group.spec, draft=False)
+        hits(self, manager, group, state, limit)
+        group.spec = spec
+
+    patch.setattr("kvcascade.connector.lookup.needed_chunks", needed)
+    patch.setattr(_FullHits, "__init__", full_hits)
+
+
+@pytest.mark.parametrize("plant", [drafts_hold_nothing_back, drafts_go_on_at_the_last_hit])
+def test_a_fault_with_draft_models_is_found(plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Failure):
+        for seed in range(20):
+            case = draw_case(seed, "drafts")
+            play(case, draw_actions(case, 200))
 
 
 def tight(seed: int) -> Case:

@@ -1,16 +1,55 @@
 """What must hold, whatever happens: right bytes everywhere, and nothing left at rest."""
 
+from collections.abc import Sequence
+
+from kvcascade.connector import ConnectorMetadata, Direction, EndedLoad, SchedulerAdapter
+from kvcascade.connector.protocols import StepOutput
 from kvcascade.manager.jobs import Job, JobKind
 from kvcascade.manager.slots import SlotState
 from kvcascade.testing.invariants import check_deadlines, check_levels, check_shares, check_slots, require
 from kvcascade.types import Key
 
+from .connector import AdapterConnector
 from .content import Content
 from .engine import SimulatedEngine
+from .outputs import ConnectorOutput
 from .spy import Spy
 from .stack import SimulatedStack
 
-__all__ = ["Watch"]
+__all__ = ["CheckedConnector", "Watch"]
+
+
+class CheckedConnector(AdapterConnector):
+    """Holds the adapter to what it promises of the jobs in flight when a reset comes."""
+
+    def __init__(self, adapter: SchedulerAdapter) -> None:
+        super().__init__(adapter)
+        self.build_connector_meta = self._plan
+        self._void_loads: set[str] = set()
+        """Requests whose load has not ended."""
+        self._to_flush: set[int] = set()
+        """Jobs that the next step has to wait for, if they have not ended before."""
+
+    def reset_cache(self) -> bool:
+        for job in self.adapter._jobs._live.values():
+            self._to_flush.add(job.id)
+            if job.direction is Direction.LOAD:
+                self._void_loads.add(job.owner.id)
+        return super().reset_cache()
+
+    def update_connector_output(self, output: ConnectorOutput) -> Sequence[EndedLoad]:
+        ended = super().update_connector_output(output)
+        for load in ended:
+            require(not (load.ok and load.req_id in self._void_loads), f"{load} is of before a reset, and good")
+            self._void_loads.discard(load.req_id)
+        return ended
+
+    def _plan(self, step: StepOutput) -> ConnectorMetadata:
+        metadata = self.adapter.build_connector_meta(step)
+        missing = self._to_flush.intersection(self.adapter._jobs._void).difference(metadata.flush)
+        require(not missing, f"jobs {missing} of before a reset still run, and are not flushed")
+        self._to_flush.clear()
+        return metadata
 
 
 class Watch:

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from kvcascade.connector.coverage import first_needed_block, hit_unit
-from kvcascade.testing.invariants import BrokenInvariantError
+from kvcascade.testing.invariants import BrokenInvariantError, require
 from kvcascade.types import Key
 
 from .engine import SimulatedEngine
-from .model import NO_WORD, prefix_hashes
+from .model import NO_WORD, UNSETTLED, certain_bits, prefix_hashes, settled
 from .requests import SimRequest
 
 __all__ = ["Content"]
@@ -53,7 +53,7 @@ class Content:
         weights = self._engine.model.weights if weights is None else weights
         words, matters = self._words(key, weights)
         found = np.frombuffer(view, np.uint64)
-        wrong = np.flatnonzero((found != words) & matters)
+        wrong = np.flatnonzero((found ^ words) & matters)
         if not len(wrong):
             return
         held = found[wrong[0]]
@@ -62,6 +62,20 @@ class Content:
             f"{where}: chunk {self._tokens[key][0]} of group {int.from_bytes(key[-4:], 'big')}, key "
             f"{key.hex()[:8]}: word {wrong[0]} of {len(words)} is {what}, and {len(wrong)} in all are wrong"
         )
+
+    def check_settled(self, key: Key, view: Any, where: str) -> None:
+        """What a chunk of a draft model holds for its last token was computed when the token after was known.
+
+        Raises:
+            BrokenInvariantError: it was not.
+        """
+        chunk, prefixes = self._tokens[key]
+        group, count = int.from_bytes(key[-4:], "big"), len(prefixes)
+        found = np.frombuffer(view, np.uint64)
+        for rank in self._engine.workers.ranks:
+            at = rank.device.rank * self._part
+            last = found[at + count - 1 : at + count * len(rank.device.layers[group]) : count]
+            require(bool(settled(last).all()), f"{where}: chunk {chunk} of group {group} will be written again")
 
     def _words(self, key: Key, weights: int) -> Any:
         found = self._expected.get((key, weights))
@@ -72,15 +86,17 @@ class Content:
     def _build(self, key: Key, weights: int) -> Any:
         chunk, prefixes = self._tokens[key]
         group = int.from_bytes(key[-4:], "big")
-        first = first_needed_block(self._groups[group], chunk, self._unit) * self._shape.tokens_per_block
+        spec, size = self._groups[group], self._shape.tokens_per_block
+        first = first_needed_block(spec, chunk, self._unit) * size
+        certain = certain_bits(0, len(prefixes), size, spec.draft)
         words = np.zeros(self._part * self._shape.ranks, np.uint64)
-        matters = np.zeros(len(words), bool)
+        matters = np.zeros_like(words)
         for rank in self._engine.workers.ranks:
             at = rank.device.rank * self._part
             for layer in rank.device.layers[group]:
                 words[at : at + len(prefixes)] = self._engine.model.words(
-                    prefixes, rank.device.rank, group, layer, weights
+                    prefixes, rank.device.rank, group, layer, weights, UNSETTLED if spec.draft else None
                 )
-                matters[at + first : at + len(prefixes)] = True
+                matters[at + first : at + len(prefixes)] = certain[first:]
                 at += len(prefixes)
         return words, matters

@@ -1,6 +1,7 @@
 """`SimulatedEngine`: scheduler and workers, step by step."""
 
 from collections import deque
+from collections.abc import Callable
 from random import Random
 from typing import Literal
 
@@ -38,6 +39,7 @@ class SimulatedEngine:
     Args:
         manager: the stack; its chunks must have `chunk_bytes(shape)`.
         pool: its slots.
+        connector: what the scheduler calls the adapter by.
 
     Attributes:
         hashes_late: how many of a request's newest block hashes are held back, at most.
@@ -52,20 +54,22 @@ class SimulatedEngine:
         prompt_only: bool = False,
         share_loads: bool = True,
         model: Model | None = None,
+        connector: Callable[[SchedulerAdapter], AdapterConnector] = AdapterConnector,
     ) -> None:
         self.shape = shape
         self.model = model or Model()
         self.prompt_only = prompt_only
+        self.share_loads = share_loads
         self.hashes_late = 0
         self.adapter = SchedulerAdapter(
             manager, shape.groups, workers=shape.ranks, prompt_only=prompt_only, share_loads=share_loads
         )
-        self._connector = AdapterConnector(self.adapter)
+        self._connector = connector(self.adapter)
         self.scheduler = EngineScheduler(shape, self._connector, lambda: self._hold_back())
         self.copiers: list[ManualCopier] = []
         self.transfers: list[TransferWorker] = []
         ranks = [self._rank(number, pool) for number in range(shape.ranks)]
-        self.workers = Workers(shape, self.model, ranks)
+        self.workers = Workers(shape, self.model, ranks, on_start=self._copy_some)
         self.flights: deque[_Flight] = deque()
         self._draw = Random(0)
 

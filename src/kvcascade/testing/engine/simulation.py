@@ -11,7 +11,7 @@ from typing import Literal
 from kvcascade.connector import Direction
 from kvcascade.testing.invariants import require
 
-from .checks import Watch
+from .checks import CheckedConnector, Watch
 from .content import Content
 from .engine import SimulatedEngine
 from .requests import SimRequest, Status
@@ -62,6 +62,7 @@ class Simulation:
             self.stack.pool,
             prompt_only=case.prompt_only,
             share_loads=case.share_loads,
+            connector=CheckedConnector,
         )
         self._spy.engine = self.engine
         self.engine.hashes_late = case.hashes_late

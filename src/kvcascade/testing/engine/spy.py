@@ -39,6 +39,8 @@ class _Copy:
     owner: _Told
     slot: int
     store: bool
+    settled: bool = False
+    """It holds what the request has generated, and the request goes on: none of it is to be written again."""
     void: bool = False
     """A reset came since."""
 
@@ -130,6 +132,8 @@ class Spy:
         told = self._running[ctx.req_id]
         told.waits_since = None
         self.content.learn(self.requests[ctx.req_id])
+        void = {key for (_, key, _), copies in self._copies.items() if any(copy.void for copy in copies)}
+        require(void.isdisjoint(keys), "chunks are offered that copies of before a reset still use")
         offer: StoreOffer | None = self._manager.prepare_store(keys, ctx)
         self._check_hits()
         told.refused = offer is None or bool(offer.refused)
@@ -144,11 +148,16 @@ class Spy:
         self._manager.complete_store(keys, ctx, success)
         for key, copy in zip(keys, copies, strict=True):
             require(copy.void or self._readable(key) == success, f"{key.hex()[:8]} was stored: {success}")
+            if copy.settled and success and not copy.void:
+                self.content.check_settled(key, self._manager.pool.slot(copy.slot), f"slot {copy.slot}, stored")
 
     def prepare_load(self, keys: Sequence[Key], ctx: RequestContext) -> Sequence[int]:
         told = self._running[ctx.req_id]
         told.waits_since = None
         told.covered.update(keys)
+        if self.engine.share_loads:
+            self._check_alone(keys)
+        self._check_margin(keys, self.requests[ctx.req_id])
         slots: Sequence[int] = self._manager.prepare_load(keys, ctx)
         self._begin(keys, slots, ctx, store=False)
         for key, slot in zip(keys, slots, strict=True):
@@ -175,6 +184,8 @@ class Spy:
             self._check_complete(request, told)
 
     def reset_cache(self, *args: Any, **kwargs: Any) -> Any:
+        over = [name for name in self._running if name in self.requests and self.requests[name].is_finished()]
+        require(not over, f"a reset, and the manager has not heard that {over} have finished")
         report = self._manager.reset_cache(*args, **kwargs)
         self._hits.clear()
         for told in self._running.values():
@@ -193,12 +204,43 @@ class Spy:
         in_use = Counter(self.slots_in_use)
         for key, slot in zip(keys, slots, strict=True):
             require(not (store and in_use[slot]), f"slot {slot} is granted, and in use")
-            self._copies[ctx.req_id, key, store].append(_Copy(self._running[ctx.req_id], slot, store))
+            settled = store and self._is_settled(key, self.requests[ctx.req_id])
+            self._copies[ctx.req_id, key, store].append(_Copy(self._running[ctx.req_id], slot, store, settled))
 
     def _end(self, key: Key, ctx: RequestContext, store: bool) -> _Copy:
         copies = self._copies[ctx.req_id, key, store]
         require(bool(copies), f"a copy of {key.hex()[:8]} is completed that was not granted")
         return copies.pop(0)
+
+    def _is_settled(self, key: Key, request: SimRequest) -> bool:
+        """Whether a draft model's chunk ends with what the request itself has generated, and it goes on. What ends
+        with a prompt or a request may have been computed with a draft that was rejected, and stay so."""
+        group = self.engine.shape.groups[int.from_bytes(key[-4:], "big")]
+        if not group.draft or request.is_finished() or request.num_preemptions:
+            return False
+        chunk = self.engine.shape.keys(request, group).index(key)
+        return (chunk + 1) * group.tokens_per_chunk > request.num_prompt_tokens
+
+    def _check_alone(self, keys: Sequence[Key]) -> None:
+        """No chunk is loaded by two requests at once."""
+        loading = {
+            key
+            for (_, key, store), copies in self._copies.items()
+            if not store and any(not copy.void for copy in copies)
+        }
+        require(loading.isdisjoint(keys), "chunks are loaded by two requests at once")
+
+    def _check_margin(self, keys: Sequence[Key], request: SimRequest) -> None:
+        """A draft model's layers go on only where the next chunk is there, too: what they hold for a chunk's last
+        token depends on the one after it, of which the chunk's key says nothing."""
+        for group in self.engine.shape.groups:
+            own = self.engine.shape.keys(request, group)
+            last = max((place for place, key in enumerate(own) if key in keys), default=None)
+            if group.draft and last is not None:
+                found = self._hits.intersection(own[last + 1 : last + 2])
+                require(
+                    bool(found), f"{request.request_id}: no hit after chunk {last} of {group}, which is loaded"
+                )
 
     def _found(self, keys: Sequence[Key]) -> None:
         require(all(map(self._readable, keys)), "a HIT that is not readable")

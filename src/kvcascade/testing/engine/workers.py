@@ -1,13 +1,13 @@
 """The workers: they run what was planned, rank by rank, on real bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Protocol
 
 from kvcascade.connector import WorkerReport
 
 from .device import Device
-from .model import Model, next_hash, prefix_hashes
+from .model import UNSETTLED, Model, next_hash, prefix_hashes
 from .outputs import StepPlan
 from .shape import EngineShape
 
@@ -36,6 +36,8 @@ class Sequencer:
     def __init__(self, tokens: Sequence[int], computed: int) -> None:
         self.prefixes = prefix_hashes(tokens)
         self.computed = computed
+        self.unsettled = False
+        """The draft after the last computed token was rejected: a draft model computes that token again."""
 
 
 class Rank:
@@ -51,13 +53,22 @@ class Workers:
 
     Args:
         acceptance: the share of drafts that are accepted.
+        on_start: called when a step's copies have been started, before anything is computed.
     """
 
-    def __init__(self, shape: EngineShape, model: Model, ranks: Sequence[Rank], acceptance: float = 0.5) -> None:
+    def __init__(
+        self,
+        shape: EngineShape,
+        model: Model,
+        ranks: Sequence[Rank],
+        acceptance: float = 0.3,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
         self.shape = shape
         self.model = model
         self.ranks = ranks
         self._acceptance = acceptance
+        self._on_start = on_start
         self._requests: dict[str, Sequencer] = {}
 
     def execute(self, plan: StepPlan, draw: Random) -> dict[str, list[int]]:
@@ -71,9 +82,11 @@ class Workers:
             rank.transfers.handle_preemptions(metadata)
         for req_id in plan.finished_req_ids | plan.preempted_req_ids:
             self._requests.pop(req_id, None)
-        sampled = {req_id: self._compute(req_id, plan, draw) for req_id in plan.num_scheduled_tokens}
         for rank in self.ranks:
             rank.transfers.start_load_kv(metadata)
+        self._on_start()
+        sampled = {req_id: self._compute(req_id, plan, draw) for req_id in plan.num_scheduled_tokens}
+        for rank in self.ranks:
             rank.transfers.wait_for_save(metadata)
         return sampled
 
@@ -110,13 +123,20 @@ class Workers:
         self.check(table, request.prefixes[: request.computed], f"request {req_id}")
         accepted = sum(draw.random() < self._acceptance for _ in range(drafts)) if plan.samples[req_id] else 0
         new = self._sample(request, 1 + accepted) if plan.samples[req_id] else []
-        start, right = request.computed, certain + accepted
-        for group, blocks in enumerate(table):
-            for rank in self.ranks:
-                rank.device.write(group, blocks, start, request.prefixes[start : start + right])
-                rank.device.spoil(group, blocks, start + right, drafts - accepted)
-        request.computed += right
+        self._write(request, table, certain + accepted, drafts - accepted)
         return new
+
+    def _write(self, request: Sequencer, table: Sequence[Sequence[int]], right: int, rejected: int) -> None:
+        """Computes `right` tokens; the places of the drafts that were rejected hold nothing of worth."""
+        end = request.computed + right
+        after = UNSETTLED if rejected else request.prefixes[end]
+        for group, blocks in enumerate(table):
+            again = request.unsettled and group in self.shape.draft_groups
+            start = request.computed - again
+            for rank in self.ranks:
+                rank.device.write(group, blocks, start, request.prefixes[start:end], after)
+                rank.device.spoil(group, blocks, end, rejected)
+        request.computed, request.unsettled = end, rejected > 0
 
     def _sample(self, request: Sequencer, count: int) -> list[int]:
         new = []

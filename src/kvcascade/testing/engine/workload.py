@@ -81,8 +81,8 @@ def _any_case(seed: int, draw: Random) -> Case:
     )
     if len(windows) > 1 and draw.random() < 0.4:
         engine = replace(engine, blocks_per_chunk=tuple(draw.choice([1, 2, 3]) for _ in windows))
-    if len(windows) > 1 and draw.random() < 0.4:
-        engine = replace(engine, draft_groups=(len(windows) - 1,), drafts=draw.choice([1, 2, 3]))
+    if len(windows) > 1 and draw.random() < 0.6:
+        engine = replace(engine, draft_groups=(len(windows) - 1,), drafts=draw.choice([1, 1, 2, 3]))
     stack = StackShape(
         slots=draw.choice([4, 10, 24, 60]),
         tiers=draw.choice(_CHAINS),
@@ -121,6 +121,20 @@ def _disk(draw: Random, case: Case) -> Case:
     return replace(case, stack=replace(case.stack, tiers=(_DISK,)))
 
 
+def _drafts(draw: Random, case: Case) -> Case:
+    """A draft model's group beside the model's own; one step at a time, and room for requests to decode in."""
+    engine = replace(
+        case.engine,
+        windows=(0, draw.choice([0, 0, 8])),
+        blocks=120,
+        blocks_per_chunk=(1, draw.choice([1, 1, 2])),
+        drafts=1,
+        draft_groups=(1,),
+        asynchronous=False,
+    )
+    return _calm(draw, replace(case, engine=engine, hashes_late=0, prompt_only=False))
+
+
 def _plain(draw: Random, case: Case) -> Case:
     """One worker, one group of full attention, no drafts, one step at a time; nothing fails."""
     engine = replace(case.engine, windows=(0,), drafts=0, asynchronous=False, ranks=1, draft_groups=())
@@ -132,6 +146,7 @@ PROFILES: dict[str, _Profile] = {
     "calm": _calm,
     "faults": _faults,
     "disk": _disk,
+    "drafts": _drafts,
     "plain": _plain,
 }
 """Name -> what it makes of a case that was drawn."""
