@@ -2,6 +2,7 @@
 copies within host memory. All else, the scheduler's half above all, is vLLM's own."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -32,9 +33,15 @@ def tiering_config(stack: Any, cpu_bytes: int = 64 << 20, tiers: list[Any] | Non
 
 
 class HostCopySpec(TieringOffloadingSpec):  # type: ignore[misc]
-    """Overrides `get_worker` and nothing else."""
+    """Overrides `get_worker`; and takes the name of the shared memory away when all have mapped it, so that an
+    engine that a test kills leaves nothing in /dev/shm."""
 
     _worker: Any
+
+    def get_manager(self) -> Any:
+        manager = super().get_manager()  # the scheduler comes after the workers
+        Path(self._scheduler_mmap.mmap_path).unlink(missing_ok=True)
+        return manager
 
     def get_worker(self, kv_caches: Any) -> Any:
         if self._worker is None:
