@@ -41,8 +41,8 @@ def imported(name: str) -> ModuleType | None:
     """The module; None where it needs vLLM, which is not here."""
     try:
         return importlib.import_module(name)
-    except errors.ConfigError:
-        if importlib.util.find_spec("vllm"):
+    except (errors.ConfigError, ModuleNotFoundError) as error:
+        if importlib.util.find_spec("vllm") or "vllm" not in str(error).lower():
             raise
         return None
 

@@ -130,7 +130,7 @@ class Entry(NamedTuple):
     used: float
     """Unix time of the last known use; what eviction order is restored from."""
     uses: int = 1
-    """Requests that have used it, as far as is known, the one that stored it included; 255 stands for more, too."""
+    """Requests that have used it, as far as is known, its store included; 255 stands for more, too."""
 
 
 class Usage(NamedTuple):
