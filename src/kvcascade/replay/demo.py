@@ -62,8 +62,8 @@ def _show(name: str, folder: str, picture: Path, console: Console) -> int:
     host = stack.primary.capacity
     below = ", ".join(f"{tier.name} ({tier.type})" for tier in stack.secondary) or "nothing"
     console.print(
-        f"The first {_REQUESTS:,} requests of a real conversation trace, chunks of {format_size(_CHUNK)}, through the "
-        f"stack {name}: {format_size(host)} of host memory, below it {below}. Temporary folder: {folder}."
+        f"The first {_REQUESTS:,} requests of a real conversation trace, chunks of {format_size(_CHUNK)}, through "
+        f"the stack {name}: {format_size(host)} of host memory, below it {below}. Temporary folder: {folder}."
     )
     report = replay(trace, stack, Playback(_CHUNK, limit=_REQUESTS))
     render(report, console)
