@@ -76,9 +76,10 @@ def _shortage(settings: "FsSettings", path: Path, free: int) -> str:
         pass
     if free + survey.total.bytes >= settings.capacity:
         return ""
+    ours = format_size(survey.total.bytes)
     return (
-        f"{format_size(settings.capacity)} of capacity are more than the file system has: {format_size(free)} are "
-        f"free and {format_size(survey.total.bytes)} are in use here already. It fills up before anything is evicted, "
+        f"{format_size(settings.capacity)} of capacity are more than the file system has: {format_size(free)} "
+        f"are free and {ours} are in use here already. It fills up before anything is evicted, "
         f"and what has no room is refused"
     )
 

@@ -48,7 +48,7 @@ def finite(tier: FsTier, given: dict[str, Any]) -> dict[str, Any]:
         failed += outcome.kind is OutcomeKind.FAILED
         refused += outcome.kind is OutcomeKind.REFUSED
         if given.get("capacity"):
-            recent = [*recent[1 - RECENT :], key] if outcome.ok else recent
+            recent = [*recent[1 - RECENT :], key] if outcome.ok else []
             tier.maintain(0.0)
             lost += tier.exists(recent).count(False)
     for _ in range(20 if given.get("capacity") else 0):
