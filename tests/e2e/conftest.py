@@ -6,6 +6,7 @@ Run by `make e2e`, with the interpreter of an environment in which vLLM is insta
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from kvcascade.testing.vllm import WAYS, Engine, Nursery, make_model, transfer_config
 
+collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 _seen = pytest.StashKey[list[tuple[str, str, str, str]]]()
 
 
