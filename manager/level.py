@@ -82,8 +82,6 @@ class Level:
         self._breaker = Breaker(settings.breaker.failures, settings.breaker.probe_every)
         self._voiding = Voiding(tier, lane)
         self._uses = UseCounts()
-        self._evicted = 0
-        """Chunks that the tier has evicted by itself."""
         self._was_up = True
         self._squeezed_until = 0.0
 
@@ -337,16 +335,15 @@ class Level:
         for changes in self.lane.changes():
             went = [key for key in changes.vanished if self._lose(key, MissReason.EXPIRED)]
             went += [key for key in changes.evicted if self.residency.lost(key, MissReason.EVICTED)]
-            self._evicted += len(changes.evicted)
             yield Moved(self.residency.load(changes.appeared), went)
 
     def snapshot(self) -> TierStats:
         """The counters, brought up to date."""
         stats = self.stats
         stats.chunks, stats.bytes = self.residency.chunks, self.residency.bytes
+        stats.evictions = self.residency.evictions
         if self.shared:
             self._see_usage(stats)
-        stats.evictions = self.residency.evictions + self._evicted
         stats.queue, stats.up = self.lane.queued, self.up
         return stats.copy()
 
@@ -355,4 +352,4 @@ class Level:
         with suppress(ClosedError):
             usage = self.tier.usage()
             if usage.capacity is not None:
-                stats.chunks, stats.bytes, stats.capacity = usage
+                stats.chunks, stats.bytes, stats.capacity, stats.evictions = usage

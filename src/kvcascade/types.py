@@ -140,6 +140,8 @@ class Usage(NamedTuple):
     bytes: int
     capacity: int | None
     """Bytes that entries may occupy in all; None where the tier has no bound of its own."""
+    evictions: int = 0
+    """Chunks that the tier itself has evicted, through this engine."""
 
 
 class Changes(NamedTuple):

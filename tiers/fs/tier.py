@@ -143,7 +143,8 @@ class FsTier(Tier):
 
     def usage(self) -> Usage:
         with self._calls:
-            return self._room.usage
+            evictions = self._sweeper.evicted if self._sweeper is not None else 0
+            return self._room.usage._replace(evictions=evictions)
 
     def footprint(self, nbytes: int) -> int:
         return footprint(nbytes)
