@@ -16,7 +16,7 @@ def test_an_unknown_profile() -> None:
     ran = CliRunner().invoke(main, ["simulate", "--profile", "calmer"])
     assert ran.exit_code == 2
     assert "'calmer' is not a profile; did you mean 'calm'?" in ran.stderr
-    assert "all, calm, faults, disk, plain" in ran.stderr
+    assert "all, calm, faults, disk, drafts, plain" in ran.stderr
 
 
 @pytest.mark.parametrize("option", ["--seeds", "--steps"])

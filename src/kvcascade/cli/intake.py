@@ -175,10 +175,14 @@ def _room(
     others: "Sequence[StoredNamespace]",
 ) -> int | None:
     """Bytes that may be written without pushing anything out; None where there is no bound."""
+    from kvcascade.configs.schema import Watermarks
+
     usage = tier.usage()
     capacity: int | None = usage.capacity or getattr(settings, "capacity", None)
     if capacity is None:
         return None
+    if tier.capabilities.shared:  # above it the tier itself makes room
+        capacity = int(capacity * getattr(settings, "watermarks", Watermarks()).high)
     # What a shared tier says of its usage is only what this process has written.
     used = usage.bytes if tier.capabilities.bounded else _bytes(mine)
     return capacity - used - _bytes(others)

@@ -23,7 +23,9 @@ _COUNT = click.IntRange(min=1)
 @click.option("--seeds", type=_COUNT, default=20, show_default=True, help="How many histories to play.")
 @click.option("--steps", type=_COUNT, default=500, show_default=True, help="Steps of the engine in each.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
-@click.option("--profile", default="all", show_default=True, help="What is drawn: all, calm, faults, disk, plain.")
+@click.option(
+    "--profile", default="all", show_default=True, help="What is drawn: all, calm, faults, disk, drafts, plain."
+)
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar (default: on a terminal).")
 def simulate(seeds: int, steps: int, seed: int, profile: str, progress: bool | None) -> None:
     """Plays random histories on a simulated engine, and checks every byte and invariant after each action.

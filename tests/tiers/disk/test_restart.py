@@ -16,7 +16,7 @@ from kvcascade.tiers import OpenContext
 from kvcascade.tiers import boot as boot_module
 from kvcascade.tiers.disk import DiskSettings
 from kvcascade.tiers.disk.tier import DiskTier
-from kvcascade.types import Entry, Key, Namespace, Outcome
+from kvcascade.types import Changes, Entry, Key, Namespace, Outcome
 
 KIB = 1 << 10
 CHUNK = 64 * KIB
@@ -317,7 +317,7 @@ def test_a_move_during_the_scan_ends_it(opener: Opener, folder: Path) -> None:
     again = opener(64 << 20, 512)
     again._scan_slice()
     again.move_to("v2")
-    assert again.maintain(10.0) == ((), ())
+    assert again.maintain(10.0) == Changes()
     assert list(again.entries()) == []
     assert again.usage().chunks == 0
     store(again, keys, 512)

@@ -21,7 +21,7 @@ RECENT = 8
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    sweeper.EVERY, sweeper.TELL_EVERY = 0.2, 0.02
+    sweeper.EVERY, sweeper.TELL_EVERY = 0.2, 0.0
     sweeper.REST = sweeper.TELL_REST = lease.RENEW_EVERY = 0.0
     settings = FsSettings(path=given["path"], capacity=given.get("capacity"))
     tier = settings.open(OpenContext(Namespace.of(**given["namespace"]), given["chunk"]))
@@ -53,7 +53,7 @@ def finite(tier: FsTier, given: dict[str, Any]) -> dict[str, Any]:
             lost += tier.exists(recent).count(False)
     for _ in range(20 if given.get("capacity") else 0):
         tier.maintain(1.0)
-        time.sleep(2 * sweeper.TELL_EVERY)
+        time.sleep(0.04)
     evicted = tier._sweeper.evicted if tier._sweeper else 0
     return {"failed": failed, "refused": refused, "lost": lost, "evicted": evicted}
 

@@ -81,7 +81,7 @@ def test_several_engines_hold_the_capacity_and_what_is_fresh_stays(shared: Any, 
     stored = 240 * count - sum(result["refused"] for result in found)
     assert stored > 60 * count
     assert sum(result["evicted"] for result in found) + len(shared.files) == stored
-    assert peak <= 60 * 1.25
+    assert peak <= 60 * 1.5, "without a bound it were sixteen times as many"
     assert 0.8 * capacity <= shared.bytes <= 0.95 * capacity
     tier = shared.engine()
     left = [entry.key for entry in tier.entries()]
