@@ -272,7 +272,7 @@ def test_a_store_during_the_scan_is_the_newer_one(opener: Opener, folder: Path) 
     assert found(again, keys) == keys
     assert again.usage().chunks == 10
     again.delete(keys)
-    assert again.usage() == (0, 0, again.usage().capacity)
+    assert again.usage()[:3] == (0, 0, again.usage().capacity)
 
 
 def test_the_newest_copy_of_a_key_counts(opener: Opener, folder: Path) -> None:

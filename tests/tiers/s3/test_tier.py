@@ -332,11 +332,11 @@ def test_usage_is_what_this_engine_has_put_there(shared: Any) -> None:
     tier = shared.engine()
     shared.store_chunks(tier, shared.keys(1, 2, 3))
     shared.store_chunks(tier, shared.keys(1))
-    assert tier.usage() == (3, 3 * tier.footprint(shared.chunk), None)
+    assert tier.usage()[:3] == (3, 3 * tier.footprint(shared.chunk), None)
     tier.delete(shared.keys(1, 9))
-    assert tier.usage() == (2, 2 * tier.footprint(shared.chunk), None)
+    assert tier.usage()[:3] == (2, 2 * tier.footprint(shared.chunk), None)
     tier.delete(shared.keys(2, 3))
-    assert tier.usage() == (0, 0, None)
+    assert tier.usage()[:3] == (0, 0, None)
 
 
 def test_forks_go_on_with_connections_of_their_own(one_shared: Any) -> None:
