@@ -16,7 +16,7 @@ from kvcascade.tiers import OpenContext
 from kvcascade.tiers import boot as boot_module
 from kvcascade.tiers.disk import DiskSettings
 from kvcascade.tiers.disk.tier import DiskTier
-from kvcascade.types import Changes, Entry, Key, Namespace, Outcome
+from kvcascade.types import Changes, Entry, Key, Namespace, Outcome, Usage
 
 KIB = 1 << 10
 CHUNK = 64 * KIB
@@ -272,7 +272,7 @@ def test_a_store_during_the_scan_is_the_newer_one(opener: Opener, folder: Path) 
     assert found(again, keys) == keys
     assert again.usage().chunks == 10
     again.delete(keys)
-    assert again.usage()[:3] == (0, 0, again.usage().capacity)
+    assert again.usage() == Usage(0, 0, again.usage().capacity)
 
 
 def test_the_newest_copy_of_a_key_counts(opener: Opener, folder: Path) -> None:

@@ -19,7 +19,7 @@ from kvcascade.tiers import blocks as blocks_module
 from kvcascade.tiers.disk import DiskSettings
 from kvcascade.tiers.disk import marks as marks_module
 from kvcascade.tiers.disk.tier import DiskTier
-from kvcascade.types import Key, Namespace, Outcome, OutcomeKind
+from kvcascade.types import Key, Namespace, Outcome, OutcomeKind, Usage
 
 KIB = 1 << 10
 CHUNK = 64 * KIB
@@ -607,7 +607,7 @@ def test_a_read_that_a_move_overtakes_gives_nothing(opener: Opener, monkeypatch:
     reader = HeldReader(tier, keys_of(1, 2), monkeypatch)
     tier.move_to("v2")
     assert reader.let_go() == [Outcome.MISSING] * 2
-    assert tier.usage()[:3] == (0, 0, tier.usage().capacity)
+    assert tier.usage() == Usage(0, 0, tier.usage().capacity)
     assert len(fill(tier)) == room(tier)
 
 
@@ -766,7 +766,7 @@ def test_a_failed_sync_is_a_failed_store(opener: Opener, monkeypatch: pytest.Mon
     monkeypatch.undo()
     assert [outcome.kind for outcome in outcomes] == [OutcomeKind.FAILED] * 2
     assert tier.exists(keys_of(1, 2)) == [False, False]
-    assert tier.usage()[:3] == (0, 0, tier.usage().capacity)
+    assert tier.usage() == Usage(0, 0, tier.usage().capacity)
     assert store(tier, keys_of(1, 2)) == [Outcome.OK] * 2
 
 

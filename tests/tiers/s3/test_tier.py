@@ -11,7 +11,7 @@ from kvcascade.testing import bytes_for, key_for
 from kvcascade.testing.servers.http_faults import HttpFaults
 from kvcascade.tiers.envelope import Envelope, pack
 from kvcascade.tiers.s3.layout import ENVELOPE
-from kvcascade.types import Namespace, Outcome, OutcomeKind
+from kvcascade.types import Namespace, Outcome, OutcomeKind, Usage
 
 KEY = key_for(1)
 
@@ -332,11 +332,11 @@ def test_usage_is_what_this_engine_has_put_there(shared: Any) -> None:
     tier = shared.engine()
     shared.store_chunks(tier, shared.keys(1, 2, 3))
     shared.store_chunks(tier, shared.keys(1))
-    assert tier.usage()[:3] == (3, 3 * tier.footprint(shared.chunk), None)
+    assert tier.usage() == Usage(3, 3 * tier.footprint(shared.chunk), None)
     tier.delete(shared.keys(1, 9))
-    assert tier.usage()[:3] == (2, 2 * tier.footprint(shared.chunk), None)
+    assert tier.usage() == Usage(2, 2 * tier.footprint(shared.chunk), None)
     tier.delete(shared.keys(2, 3))
-    assert tier.usage()[:3] == (0, 0, None)
+    assert tier.usage() == Usage(0, 0, None)
 
 
 def test_forks_go_on_with_connections_of_their_own(one_shared: Any) -> None:
