@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Result", "argument_parser", "child", "interleaved", "report"]
+__all__ = ["Cost", "Result", "argument_parser", "child", "interleaved", "report", "report_costs", "spread"]
 
 Work = Callable[[], int]
 """Does the work once, and returns the payload bytes that it has moved."""
@@ -34,6 +35,20 @@ class Result:
     """Half the distance between the quartiles, as a share of the median."""
     cpu_s_per_gb: float
     """The median processor time of this thread, the system's work for it included."""
+    rounds: int
+
+
+@dataclass
+class Cost:
+    """What one contender takes for a unit of work in one case, in microseconds: medians over the rounds."""
+
+    case: dict[str, Any]
+    contender: str
+    us: float
+    cpu_us: float
+    """Processor time of this thread, the system's work for it included."""
+    spread: float
+    """As in `Result`."""
     rounds: int
 
 
@@ -55,7 +70,7 @@ def interleaved(
     finally:
         gc.enable()
     return [
-        Result(case, name, statistics.median(found), _spread(found), statistics.median(costs[name]), rounds)
+        Result(case, name, statistics.median(found), spread(found), statistics.median(costs[name]), rounds)
         for name, found in rates.items()
     ]
 
@@ -69,44 +84,72 @@ def _measure(work: Work, seconds: float) -> tuple[float, float]:
     return moved / spent / 1e9, (time.thread_time() - busy) / moved * 1e9
 
 
-def _spread(rates: list[float]) -> float:
+def spread(rates: list[float]) -> float:
+    """Half the distance between the quartiles, as a share of the median."""
     low, _, high = statistics.quantiles(rates, n=4)
     return (high - low) / 2 / statistics.median(rates)
 
 
-def report(results: Sequence[Result], base: str, as_json: bool, out: Path | None = None) -> None:
+def report(
+    results: Sequence[Result], base: str, as_json: bool, out: Path | None = None, plot: Path | None = None
+) -> None:
     """Prints a line for each case: each contender's rate, and how `base` compares with it. On a machine that is
     busy with other things the processor time tells more than the rate: it follows in a table of its own."""
-    if as_json:
-        text = json.dumps([asdict(result) for result in results], indent=1)
-        if out is not None:
-            out.write_text(text)
-        else:
-            sys.stdout.write(text + "\n")
+    if _written(results, as_json, out, plot):
         return
     _table("GB/s", results, base, lambda result: result.gb_per_s)
     _table("GB per second of processor time", results, base, lambda result: 1 / result.cpu_s_per_gb)
 
 
-def _table(title: str, results: Sequence[Result], base: str, value: Callable[[Result], float]) -> None:
+def report_costs(costs: Sequence[Cost], base: str, unit: str, options: Any) -> None:
+    """As `report`, of microseconds a `unit`: the ratio says how many times cheaper `base` is. `options`: of
+    `argument_parser`."""
+    if _written(costs, options.json, options.out, options.plot):
+        return
+    _table(f"microseconds a {unit}", costs, base, lambda cost: cost.us, cheaper=True)
+    _table(f"microseconds of processor time a {unit}", costs, base, lambda cost: cost.cpu_us, cheaper=True)
+
+
+def _written(results: Sequence[Any], as_json: bool, out: Path | None, plot: Path | None) -> bool:
+    """Writes plot and JSON, where they are wanted; whether it is JSON instead of a table."""
+    rows = [asdict(result) for result in results]
+    if plot is not None:
+        import_module(".plots" if __package__ else "plots", __package__).draw(rows, plot)
+    text = json.dumps(rows, indent=1)
+    if out is not None:
+        out.write_text(text)
+    elif as_json:
+        sys.stdout.write(text + "\n")
+    return as_json
+
+
+def _table(
+    title: str, results: Sequence[Any], base: str, value: Callable[[Any], float], cheaper: bool = False
+) -> None:
     cases: dict[str, dict[str, float]] = {}
     for result in results:
         cases.setdefault(" ".join(map(str, result.case.values())), {})[result.contender] = value(result)
     names = list(dict.fromkeys(result.contender for result in results))
     others = [name for name in names if name != base]
     width = max(map(len, cases))
-    lines = [title, f"{'':{width}}" + "".join(f"{name:>12}" for name in names)]
-    lines[1] += "".join(f"{f'{base}/{name}':>18}" for name in others)
+    ratios = [f"{name}/{base}" if cheaper else f"{base}/{name}" for name in others]
+    lines = [title, f"{'':{width}}" + "".join(f"{name:>{_width(name)}}" for name in names)]
+    lines[1] += "".join(f"{ratio:>{_width(ratio)}}" for ratio in ratios)
     for case, found in cases.items():
         line = f"{case:{width}}" + "".join(
-            f"{found[name]:12.2f}" if name in found else f"{'-':>12}" for name in names
+            f"{found[name] if name in found else float('nan'):{_width(name)}.2f}" for name in names
         )
-        for name in others:
-            ratio = f"{found[base] / found[name]:.2f}" if {name, base} <= set(found) else "-"
-            line += f"{ratio:>18}"
-        lines.append(line)
+        for name, ratio in zip(others, ratios, strict=True):
+            both = {name, base} <= set(found)
+            share = found[base] / found[name] if both else float("nan")
+            line += f"{1 / share if cheaper else share:{_width(ratio)}.2f}"
+        lines.append(line.replace(" nan", "   -"))
     sys.stdout.write("\n".join(lines) + "\n\n")
     sys.stdout.flush()
+
+
+def _width(title: str) -> int:
+    return max(12, len(title) + 2)
 
 
 @contextmanager
@@ -123,7 +166,7 @@ def child(script: str, *arguments: str) -> Iterator[str]:
 
 
 def argument_parser(description: str | None) -> Any:
-    """--rounds, --seconds, --json, --out, as every benchmark has them."""
+    """--rounds, --seconds, --json, --out, --plot, as every benchmark has them."""
     import argparse
 
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -131,4 +174,5 @@ def argument_parser(description: str | None) -> Any:
     parser.add_argument("--seconds", type=float, default=0.1, help="of a round, at least")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", type=Path, help="a file for the JSON")
+    parser.add_argument("--plot", type=Path, help="a file for a plot")
     return parser
