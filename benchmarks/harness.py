@@ -34,7 +34,7 @@ class Result:
     spread: float
     """Half the distance between the quartiles, as a share of the median."""
     cpu_s_per_gb: float
-    """The median processor time of this thread, the system's work for it included."""
+    """The median processor time of this thread, or all threads, the system's work for it included."""
     rounds: int
 
 
@@ -53,9 +53,19 @@ class Cost:
 
 
 def interleaved(
-    case: dict[str, Any], contenders: dict[str, Work], rounds: int = 7, seconds: float = 0.1
+    case: dict[str, Any],
+    contenders: dict[str, Work],
+    rounds: int = 7,
+    seconds: float = 0.1,
+    *,
+    pause: float = 0.0,
+    clock: Callable[[], float] = time.thread_time,
 ) -> list[Result]:
-    """Each contender's median over `rounds` rounds of at least `seconds` seconds."""
+    """Each contender's median over `rounds` rounds of at least `seconds` seconds.
+
+    `pause`: seconds of rest before each measurement, the same for all: for a medium that is throttled. `clock`: of
+    processor time; `time.process_time` where contenders work in threads of their own.
+    """
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     costs: dict[str, list[float]] = {name: [] for name in contenders}
     for work in contenders.values():
@@ -64,7 +74,8 @@ def interleaved(
     try:
         for _ in range(rounds):
             for name in random.sample(list(contenders), len(contenders)):
-                rate, cost = _measure(contenders[name], seconds)
+                time.sleep(pause)
+                rate, cost = _measure(contenders[name], seconds, clock)
                 rates[name].append(rate)
                 costs[name].append(cost)
     finally:
@@ -75,13 +86,13 @@ def interleaved(
     ]
 
 
-def _measure(work: Work, seconds: float) -> tuple[float, float]:
+def _measure(work: Work, seconds: float, clock: Callable[[], float]) -> tuple[float, float]:
     """GB/s, and seconds of processor time a GB."""
-    begin, busy = time.perf_counter(), time.thread_time()
+    begin, busy = time.perf_counter(), clock()
     moved = work()
     while (spent := time.perf_counter() - begin) < seconds:
         moved += work()
-    return moved / spent / 1e9, (time.thread_time() - busy) / moved * 1e9
+    return moved / spent / 1e9, (clock() - busy) / moved * 1e9
 
 
 def spread(rates: list[float]) -> float:
