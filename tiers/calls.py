@@ -20,14 +20,15 @@ class Calls:
     def __init__(self, name: str) -> None:
         self._name = name
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._running = 0
         self._closed = False
 
     def __enter__(self) -> None:
         if os.getpid() != self._pid:
             raise ProtocolError(f"{self._name} was opened by process {self._pid}; after a fork, open it anew")
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._name} is closed")
             self._running += 1
@@ -35,7 +36,7 @@ class Calls:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._changed:
+        with self._lock:
             self._running -= 1
             if self._closed and not self._running:
                 self._changed.notify_all()

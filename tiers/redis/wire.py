@@ -25,6 +25,7 @@ _DEEP = 8  # lists within lists; no answer has more than a few
 _SHOWN = 24  # bytes of an answer that is none
 _DIGITS = 20  # of a number
 _MANY = 1000  # buffers that one call of the system takes
+_IN_PLACE = Stored(in_place=True)
 _DRIFT = 0.9  # the system is told of a deadline again once it is this much closer, or farther
 
 
@@ -56,7 +57,7 @@ class Wire:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._end = 0.0
-        self._armed = 1e-9
+        self._least = self._most = 0.0  # seconds left between which the socket is told well enough
         self._ahead = bytearray(_INPUT)  # what was read ahead lies between _start and _stop
         self._input = memoryview(self._ahead)
         self._start = self._stop = 0
@@ -131,7 +132,20 @@ class Wire:
 
     def reply_into(self, header: Buffer, payload: Buffer) -> Reply:
         """The next reply: a value is received into these two; one of another length is skipped."""
-        ahead = len(header) + len(b"$%d\r\n" % (len(header) + len(payload)))  # so that the payload stays aligned
+        wanted = b"$%d\r\n" % (len(header) + len(payload))
+        ahead = len(wanted) + len(header)  # and no more, so that the payload stays aligned
+        if self._start == self._stop:
+            self._fill(ahead)
+        if not self._ahead.startswith(wanted, self._start, self._stop):
+            return self._other_reply(ahead, header, payload)
+        self._start += len(wanted)
+        self._into(header, payload, self._tail)
+        self._check_tail()
+        return _IN_PLACE
+
+    def _other_reply(self, ahead: int, header: Buffer, payload: Buffer) -> Reply:
+        """As `reply_into`, where what has come does not begin with a value of the right length: it may still be
+        one of which too little has come."""
         line = self._line(ahead - (self._stop - self._start))
         if line[:1] != b"$":
             if line[:1] == b"-":
@@ -210,8 +224,12 @@ class Wire:
                 self._start += taken
             if taken < len(part):
                 left.append(part[taken:] if taken else part)
-        while left:
-            left = _rest(left, self._receive(left, socket.MSG_WAITALL))
+        wanted = sum(map(len, left))
+        while wanted:
+            received = self._receive(left, socket.MSG_WAITALL)
+            wanted -= received
+            if wanted:
+                left = _rest(left, received)
 
     def _receive(self, targets: Sequence[Buffer], flags: int) -> int:
         """At least one byte; where the flags ask for it, all that the deadline leaves time for."""
@@ -233,17 +251,18 @@ class Wire:
     def _arm(self) -> None:
         """Tells the socket how long it may take; it is told again only as the end comes closer."""
         left = self._end - self._clock()
+        if self._least < left < self._most:
+            return
         if left <= 0:
             self.close()
             raise TierUnavailable(f"{self.where}: no answer in time")
-        if not _DRIFT < left / self._armed < 1 / _DRIFT:
-            self._armed = left
-            if self._tls:
-                self._socket.settimeout(left)
-            else:
-                limit = _TIMEVAL.pack(int(left), int(left % 1 * 1e6) or 1)
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._least, self._most = left * _DRIFT, left / _DRIFT
+        if self._tls:
+            self._socket.settimeout(left)
+        else:
+            limit = _TIMEVAL.pack(int(left), int(left % 1 * 1e6) or 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def _number(self, text: bytes) -> int:
         digits = text[1:] if text[:1] == b"-" else text

@@ -113,6 +113,13 @@ def test_chunks_between_misses_and_errors_in_pieces(line: Line, piece: int) -> N
     assert line.wire.quiet
 
 
+def test_misses_that_come_at_once_are_not_waited_for(line: Line) -> None:
+    """What was read ahead is a reply already: nothing more will come."""
+    line.server.sendall(b"$-1\r\n-LOADING x\r\n$-1\r\n")
+    assert [line.chunk() for _ in range(3)] == [None, Refusal("LOADING", "x"), None]
+    assert line.wire.quiet
+
+
 @pytest.mark.parametrize(
     "raw",
     [
