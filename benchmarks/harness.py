@@ -141,7 +141,7 @@ def _table(
     for result in results:
         cases.setdefault(" ".join(map(str, result.case.values())), {})[result.contender] = value(result)
     names = list(dict.fromkeys(result.contender for result in results))
-    others = [name for name in names if name != base]
+    others = [name for name in names if name != base] if base in names else []
     width = max(map(len, cases))
     ratios = [f"{name}/{base}" if cheaper else f"{base}/{name}" for name in others]
     lines = [title, f"{'':{width}}" + "".join(f"{name:>{_width(name)}}" for name in names)]
