@@ -33,12 +33,15 @@ class Cascade:
         """Whether these victims of a tier (None: primary) should not go yet; set where chunks are demoted."""
         self.makes_room: Callable[[Level | None], bool] = lambda level: False
         """Whether the tier will have room soon; set where chunks are demoted."""
+        self._demotes = bool(chain.levels) and chain.levels[0].settings.write == "on_evict"
         self._waiting: dict[Level, dict[Key, None]] = {level: {} for level in chain.levels}
         """Chunks in primary that a tier will have room for soon."""
 
     def keeps(self, victims: Sequence[int], now: float) -> bool:
         """Whether these victims of primary should not go yet, since they are just being moved down."""
-        return bool(victims) and self.hold(None, [self._slots.key(slot) for slot in victims], now)
+        if not self._demotes or not victims:
+            return False
+        return self.hold(None, [self._slots.key(slot) for slot in victims], now)
 
     def store(self, keys: Sequence[Key], owner: str, now: float, priority: Priority) -> None:
         """These keys, just readable in primary, go to each tier that receives `through`."""
@@ -58,6 +61,8 @@ class Cascade:
     def resume(self, now: float) -> None:
         """End of the step: chunks that wait for room in a tier are offered to it again, if they are still here."""
         for level, waiting in self._waiting.items():
+            if not waiting:
+                continue
             keys = list(islice(waiting, level.job_chunks))
             for key in keys:
                 del waiting[key]

@@ -20,6 +20,7 @@ class Lookups:
         self._primary = primary
         self._slots = primary.slots
         self._chain = chain
+        self._levels = chain.levels
         self._promotion = promotion
         self._probing = Probing(chain)
         self._patience = patience
@@ -28,15 +29,14 @@ class Lookups:
         """End of the step: tiers are asked for what nobody knows."""
         self._probing.flush(now)
 
-    def answer(self, key: Key, request: Request, now: float) -> LookupResult:
-        """What this request is told of the chunk."""
-        slot = self._slots.find(key)
+    def answer(self, key: Key, slot: int, request: Request, now: float) -> LookupResult:
+        """What this request is told of the chunk, which is not readable in its `slot` (-1: it has none)."""
         wanted = slot < 0 and not self._slots.quarantined(key)
-        level = self._chain.find(key, request.load_from) if wanted else None
+        level = self._chain.find(key, request.load_from) if wanted and self._levels else None
         if key not in request.answers:
-            self._count_misses(key, level.place if level else len(self._chain.levels))
+            self._count_misses(key, level.place if level else len(self._levels))
         reason = request.turned_down.get(key)
-        unsure = reason is None and wanted and level is None and self._probing.ask(key, request.load_from)
+        unsure = reason is None and wanted and level is None and self._ask(key, request)
         if reason is None and slot < 0 and level is None and not unsure:
             reason = self._why(key)
         elif reason is None and self._out_of_patience(request, now):
@@ -53,6 +53,10 @@ class Lookups:
             self._promotion.join(slot, request)
         return LookupResult.HIT_PENDING
 
+    def _ask(self, key: Key, request: Request) -> bool:
+        """Has shared tiers asked for the chunk; False where there is none to ask."""
+        return bool(self._levels) and self._probing.ask(key, request.load_from)
+
     def _out_of_patience(self, request: Request, now: float) -> bool:
         """Whether this request has been told 'not yet' for as long as any tier may take."""
         if request.waiting_since is None:
@@ -60,11 +64,11 @@ class Lookups:
         return now - request.waiting_since > self._patience
 
     def _why(self, key: Key) -> MissReason:
-        reason = self._chain.why(key)
+        reason = self._chain.why(key) if self._levels else MissReason.NEVER_STORED
         return reason if reason is not MissReason.NEVER_STORED else self._primary.why(key)
 
     def _count_misses(self, key: Key, found_at: int) -> None:
         """The chunk is not in primary, nor in any tier above `found_at`."""
         self._primary.stats.misses[self._primary.why(key)] += 1
-        for level in self._chain.levels[:found_at]:
+        for level in self._levels[:found_at]:
             level.stats.misses[level.why(key)] += 1

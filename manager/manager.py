@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, islice, takewhile
 from math import inf
 from typing import Literal
 
@@ -14,6 +14,7 @@ from kvcascade.types import Key, LookupResult, MissReason, PrefixMatch, RequestC
 
 from .cascade import Cascade
 from .chain import Chain
+from .copies import Copies, Ended
 from .demotion import Demotion
 from .events import Event, EventLog
 from .lookups import Lookups
@@ -89,8 +90,8 @@ class SecondaryTierManager:
         pinning = pinning or PinningSettings()
         self._pinboard = Pinboard(self._slots, pinning.share, pinning.longest)
         self._requests = RequestTable()
-        self._storing: dict[Key, Request] = {}
-        self._loading: dict[Key, list[Request]] = {}
+        self._storing = Copies()
+        self._loading = Copies()
         self._stats = StackStats([])
         self._now = clock()
         self._stepping = False
@@ -124,20 +125,23 @@ class SecondaryTierManager:
         self._begin_step()
         request = self._requests.get(ctx, "lookup")
         request.keys[key] = None
-        if self._slots.hit(key):
+        slot = self._slots.find(key)
+        if slot >= 0 and self._slots.protect(slot):
             request.answers[key] = Delivery.FOUND
             return LookupResult.HIT
-        return self._lookups.answer(key, request, self._now)
+        return self._lookups.answer(key, slot, request, self._now)
 
     def match_prefix(self, keys: Sequence[Key], ctx: RequestContext) -> PrefixMatch:
         """`lookup` for a prompt's chunks, head first, up to the first that is not there."""
         self._begin_step()
         request = self._requests.get(ctx, "match_prefix")
         hits = self._slots.hit_prefix(keys)
-        request.keys.update(dict.fromkeys(keys[:hits]))
-        request.answers.update(dict.fromkeys(keys[:hits], Delivery.FOUND))
+        if hits:
+            found = keys if hits == len(keys) else keys[:hits]
+            request.keys.update(dict.fromkeys(found))
+            request.answers.update(dict.fromkeys(found, Delivery.FOUND))
         pending = False
-        for key in keys[hits:]:
+        for key in islice(keys, hits, None):
             answer = self.lookup(key, ctx)
             if answer is LookupResult.MISS:
                 break
@@ -168,35 +172,27 @@ class SecondaryTierManager:
         """
         self._begin_step()
         request = self._requests.get(ctx, "prepare_load")
-        slots = [self._slots.find(key) for key in keys]
-        for key, slot in zip(keys, slots, strict=True):
-            if slot < 0 or self._slots.state(slot) != SlotState.READY:
-                raise ProtocolError(f"prepare_load: {key.hex()} is not HIT; lookup must have said so in this step")
-        for key, slot in zip(keys, slots, strict=True):
-            self._slots.pin(slot)
-            self._loading.setdefault(key, []).append(request)
+        slots = self._slots.readable(keys)
+        if -1 in slots:
+            key = keys[slots.index(-1)]
+            raise ProtocolError(f"prepare_load: {key.hex()} is not HIT; lookup must have said so in this step")
+        self._slots.pin_all(slots)
+        self._loading.begin(request, keys, slots)
         request.loading += len(keys)
         request.waiting_since = None
-        self._promotion.release(request, slots)
+        if request.held:
+            self._promotion.release(request, slots)
         return slots
 
     def complete_load(self, keys: Sequence[Key], ctx: RequestContext, success: bool = True) -> None:
         """The engine has copied these chunks, or failed to. Completions of loads that a reset has voided are
         taken too; what belongs to nothing is ignored."""
         self._begin_step()
-        delivered = []
-        for key in keys:
-            request = self._loader(key, ctx)
-            if request is None:
-                self._slots.release_quarantined(key, ctx.req_id)
-                continue
-            self._slots.unpin(self._slots.find(key))
-            request.loading -= 1
-            request.answers[key] = Delivery.DELIVERED if success else Delivery.FAILED
-            if success:
-                delivered.append(key)
-            self._end_if_over(request)
-        self._primary.loaded(delivered)
+        ended, others = self._loading.end(ctx.req_id, keys)
+        for copies in ended:
+            self._finish_load(copies, success)
+        for key in others:
+            self._slots.release_quarantined(key, ctx.req_id)
 
     # Stores
 
@@ -211,17 +207,18 @@ class SecondaryTierManager:
         self._begin_step()
         request = self._requests.get(ctx, "prepare_store")
         request.waiting_since = None  # who stores runs, and waits no longer
-        request.keys.update(dict.fromkeys(keys))
-        new = [key for key in dict.fromkeys(keys) if self._slots.find(key) < 0]
+        offered = dict.fromkeys(keys)
+        request.keys.update(offered)
+        new = self._slots.absent(list(offered))
         room, victims = self._room_for(new, request)
         granted, refused = new[:room], new[room:]
-        self._primary.refuse(refused)
-        if refused and not (granted and partial):
-            return None
+        if refused:
+            self._primary.refuse(refused)
+            if not (granted and partial):
+                return None
         evicted = self._primary.evict(victims)
         slots = self._slots.allocate(granted, SlotState.STORING)
-        for key in granted:
-            self._storing[key] = request
+        self._storing.begin(request, granted, slots)
         request.storing += len(granted)
         return StoreOffer(granted, slots, evicted, refused)
 
@@ -230,17 +227,11 @@ class SecondaryTierManager:
         are MISS. Completions of stores that a reset has voided are taken too; what belongs to nothing is
         ignored."""
         self._begin_step()
-        stored: dict[Request, list[Key]] = {}
-        for key in keys:
-            request = self._storing.get(key)
-            if request is None or request.id != ctx.req_id:
-                self._slots.release_quarantined(key, ctx.req_id)
-                continue
-            del self._storing[key]
-            request.storing -= 1
-            stored.setdefault(request, []).append(key)
-        for request, ready in stored.items():
-            self._finish_store(request, ready, success)
+        ended, others = self._storing.end(ctx.req_id, keys)
+        for copies in ended:
+            self._finish_store(copies, success)
+        for key in others:
+            self._slots.release_quarantined(key, ctx.req_id)
 
     # Steps
 
@@ -303,11 +294,12 @@ class SecondaryTierManager:
         end = time.monotonic() + timeout
         self._chain.drain(timeout)
         self._read_results(overdue=inf)
+        copies: dict[Key, list[str]] = {}
+        for key, req_id in chain(self._storing, self._loading):
+            copies.setdefault(key, []).append(req_id)
         for request in self._requests:
             self._promotion.release(request)
             request.forget_transfers()
-        copies = {key: [request.id] for key, request in self._storing.items()}
-        copies |= {key: [request.id for request in requests] for key, requests in self._loading.items()}
         self._storing.clear()
         self._loading.clear()
         self._pinboard.reset()
@@ -377,8 +369,11 @@ class SecondaryTierManager:
 
     def _room_for(self, keys: Sequence[Key], request: Request) -> tuple[int, list[int]]:
         """How many leading ones of these absent keys can be stored now, and the slots that have to go for them."""
-        storable = list(takewhile(lambda key: not self._slots.quarantined(key), keys))
-        victims = self._slots.coldest(len(storable) - self._slots.free, spare=request.keys)
+        storable = keys
+        if self._slots.quarantine_size:
+            storable = list(takewhile(lambda key: not self._slots.quarantined(key), keys))
+        spare = request.keys if len(request.keys) > len(keys) else ()  # else it has none here
+        victims = self._slots.coldest(len(storable) - self._slots.free, spare)
         if self._cascade.keeps(victims, self._now):
             victims = []
         return min(len(storable), self._slots.free + len(victims)), victims
@@ -388,38 +383,34 @@ class SecondaryTierManager:
         self._chain.touch(keys, request.number)
         self._cascade.again(keys, request.owner, self._now)
 
-    def _finish_store(self, request: Request, keys: Sequence[Key], success: bool) -> None:
-        for key in keys:
-            slot = self._slots.find(key)
-            if success:
-                self._slots.publish(slot)
-            else:
-                self._slots.discard(slot)
+    def _finish_store(self, copies: Ended, success: bool) -> None:
+        request, keys, slots = copies
+        request.storing -= len(keys)
         if success:
+            self._slots.publish_all(slots)
             self._primary.stored(keys)
             self._cascade.store(keys, request.owner, self._now, request.wishes.priority)
             if request.finished:  # its last use came before this, but is one of what comes to the tiers below, too
                 self._chain.touch(keys, request.number)
-            for key in keys:
-                self._slots.unpin(self._slots.find(key))
+            self._slots.unpin_all(slots)
+        else:
+            for slot in slots:
+                self._slots.discard(slot)
         self._end_if_over(request)
 
-    def _loader(self, key: Key, ctx: RequestContext) -> Request | None:
-        """The request of this id whose load of this key completes, the earliest such."""
-        loaders = self._loading.get(key, [])
-        request = next((loader for loader in loaders if loader.id == ctx.req_id), None)
-        if request is None:
-            return None
-        loaders.remove(request)
-        if not loaders:
-            del self._loading[key]
-        return request
+    def _finish_load(self, copies: Ended, success: bool) -> None:
+        request, keys, slots = copies
+        request.loading -= len(keys)
+        self._slots.unpin_all(slots)
+        request.answers.update(dict.fromkeys(keys, Delivery.DELIVERED if success else Delivery.FAILED))
+        if success:
+            self._primary.loaded(keys)
+        self._end_if_over(request)
 
     def _release_overdue(self) -> None:
         """What was promoted for a request that does not come for it is pinned no longer than a deadline."""
-        for request in self._requests:
-            if request.held and request.held_until < self._now:
-                self._promotion.release(request)
+        for request in self._promotion.overdue(self._now):
+            self._promotion.release(request)
 
     def _end_if_over(self, request: Request) -> None:
         """After its last event: counts what became of its chunks, and tells the lanes, once."""
@@ -430,18 +421,26 @@ class SecondaryTierManager:
             self._tally(request)
 
     def _tally(self, request: Request) -> None:
-        stats = self._stats
+        stats, answers = self._stats, request.answers
+        delivered, failed = Delivery.DELIVERED, Delivery.FAILED
+        hits = [key for key, answer in answers.items() if answer is delivered]
         stats.requests += 1
-        stats.lookups += len(request.answers)
-        for key, answer in request.answers.items():
+        stats.lookups += len(answers)
+        stats.hits += len(hits)
+        self._count_hits(hits, request)
+        if len(hits) == len(answers):
+            return
+        for answer in answers.values():
             if isinstance(answer, MissReason):
                 stats.misses[answer] += 1
-            elif answer is Delivery.DELIVERED:
-                stats.hits += 1
-                source = request.sources.get(key)
-                tier = self._primary if source is None else self._chain.levels[source]
-                tier.stats.hits += 1
-            elif answer is Delivery.FAILED:
+            elif answer is failed:
                 stats.failed += 1
-            else:
+            elif answer is not delivered:
                 stats.unused += 1
+
+    def _count_hits(self, keys: Sequence[Key], request: Request) -> None:
+        """Of each tier, what was found in it."""
+        promoted = [request.sources[key] for key in keys if key in request.sources] if request.sources else []
+        self._primary.stats.hits += len(keys) - len(promoted)
+        for place in promoted:
+            self._chain.levels[place].stats.hits += 1

@@ -1,6 +1,6 @@
 """The primary tier: its slots, and what is told and counted of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kvcascade.types import Key, MissReason
 
@@ -26,11 +26,10 @@ class Primary:
         """Why the key is not here."""
         return self._ghosts.why(key)
 
-    def evict(self, victims: Iterable[int]) -> list[Key]:
+    def evict(self, victims: Sequence[int]) -> list[Key]:
         """Frees these slots; returns their keys."""
         evicted = self.slots.evict(victims)
-        for key in evicted:
-            self._ghosts.add(key, MissReason.EVICTED)
+        self._ghosts.add_all(evicted, MissReason.EVICTED)
         self.stats.evictions += len(evicted)
         self._events.removed(self.stats.name, evicted)
         return evicted
@@ -38,8 +37,7 @@ class Primary:
     def refuse(self, keys: Sequence[Key]) -> None:
         """The engine offered these, and there is no room for them."""
         self.stats.refused += len(keys)
-        for key in keys:
-            self._ghosts.add(key, MissReason.REFUSED)
+        self._ghosts.add_all(keys, MissReason.REFUSED)
 
     def stored(self, keys: Sequence[Key]) -> None:
         """The engine has written these: they are readable."""

@@ -35,6 +35,8 @@ class Promotion:
         """Slot being read into -> who waits for it."""
         self._holders: dict[int, int] = {}
         """Slot pinned for requests -> by how many."""
+        self._holding: dict[Request, None] = {}
+        """Requests that slots are pinned for."""
         self._lost = 0
         """Slots whose read has passed its deadline and not ended."""
         self._waiting_holder: Request | None = None
@@ -62,6 +64,8 @@ class Promotion:
     def flush(self, now: float) -> None:
         """End of the step: reads what was wanted in it, in the order of asking. Nobody overtakes who waits for
         room, but the one that holds pins meanwhile: the others may need what it holds."""
+        if not self._wanted:
+            return
         wanted, self._wanted = self._wanted, {}
         room = True
         for request in sorted(wanted, key=lambda request: request is not self._waiting_holder):
@@ -77,6 +81,10 @@ class Promotion:
             if not self._holders[slot]:
                 del self._holders[slot]
         self._free_holder(request)
+
+    def overdue(self, now: float) -> list[Request]:
+        """The requests that have not come in time for what was pinned for them."""
+        return [request for request in self._holding if request.held_until < now]
 
     def drop(self, request: Request) -> None:
         """The request has ended. What is on its way for it still arrives, and stays as long as others leave it."""
@@ -116,6 +124,7 @@ class Promotion:
         self._wanted.clear()
         self._waiters.clear()
         self._holders.clear()
+        self._holding.clear()
         self._arrived.clear()
         self._waiting_holder = None
 
@@ -189,6 +198,7 @@ class Promotion:
             if not request.finished:
                 self._slots.pin(slot)
                 request.held.add(slot)
+                self._holding[request] = None
                 request.held_until = now + level.settings.deadline
                 self._holders[slot] = self._holders.get(slot, 0) + 1
         self._slots.unpin(slot)
@@ -213,6 +223,8 @@ class Promotion:
 
     def _free_holder(self, request: Request) -> None:
         """Another request may wait for room while it holds pins, where this one holds none any more."""
+        if not request.held:
+            self._holding.pop(request, None)
         if self._waiting_holder is request and not request.held and not request.promoting:
             self._waiting_holder = None
 

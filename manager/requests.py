@@ -1,5 +1,6 @@
 """What is known of each request, from its first verb to its last event."""
 
+from collections import Counter
 from collections.abc import Iterator
 from enum import Enum, auto
 from itertools import count
@@ -101,14 +102,15 @@ class RequestTable:
 
     def __init__(self) -> None:
         self._running: dict[str, Request] = {}
-        self._ending: set[Request] = set()
+        self._ending: dict[Request, None] = {}
+        self._ids_ending: Counter[str] = Counter()
         self._numbers = count(2)
 
     def new(self, ctx: RequestContext) -> Request:
         """Raises `ProtocolError` where a request of this id has not finished."""
         if ctx.req_id in self._running:
             raise ProtocolError(f"on_new_request: request {ctx.req_id!r} is running already")
-        taken = any(ending.id == ctx.req_id for ending in self._ending)
+        taken = ctx.req_id in self._ids_ending
         number = next(self._numbers)
         owner = f"{ctx.req_id}#{number}" if taken else ctx.req_id
         load_from = getattr(ctx, "load_from", None)
@@ -129,13 +131,17 @@ class RequestTable:
         """It makes no more offers; what it has begun may still end."""
         request.finished = True
         del self._running[request.id]
-        self._ending.add(request)
+        self._ending[request] = None
+        self._ids_ending[request.id] += 1
 
     def drop(self, request: Request) -> bool:
         """It is over. False where that was known."""
         if request not in self._ending:
             return False
-        self._ending.remove(request)
+        del self._ending[request]
+        self._ids_ending[request.id] -= 1
+        if not self._ids_ending[request.id]:
+            del self._ids_ending[request.id]
         return True
 
     @property

@@ -1,6 +1,6 @@
 """Primary's bookkeeping: which chunk is in which slot of the pool, and who uses it."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from kvcascade.types import Key
@@ -21,6 +21,10 @@ class SlotState(IntEnum):
     """Readable: its key is HIT."""
     QUARANTINED = 4
     """Its chunk is void, but a copy of the engine or a late read may still use its bytes."""
+
+
+# Plain ints: looking up a member takes longer than most of what is done to a slot.
+_FREE, _READY, _QUARANTINED = int(SlotState.FREE), int(SlotState.READY), int(SlotState.QUARANTINED)
 
 
 class SlotTable:
@@ -53,7 +57,10 @@ class SlotTable:
         self._clean = bytearray(capacity)
         self._step = 1
         self._hit_step = [0] * capacity
-        self._hits: list[int] = []
+        self._passed: set[int] = set()
+        """Slots that the policy may have passed over as busy."""
+        self._protected: list[int] = []
+        """Those of them that only this step protects."""
 
     # What is where
 
@@ -61,6 +68,19 @@ class SlotTable:
         """The slot of a key, ready or not; -1 for none."""
         slot = self._slots.get(key)
         return -1 if slot is None else slot
+
+    def find_all(self, keys: Iterable[Key]) -> list[int]:
+        """As `find`, for each of the keys."""
+        return self._slots.get_all(keys, -1)
+
+    def readable(self, keys: Iterable[Key]) -> list[int]:
+        """The slots of these keys; -1 for one that is not readable."""
+        states = self._states
+        return [slot if slot >= 0 and states[slot] == _READY else -1 for slot in self._slots.each(keys, -1)]
+
+    def absent(self, keys: Iterable[Key]) -> list[Key]:
+        """Those of the keys that have no slot."""
+        return self._slots.absent(keys)
 
     def state(self, slot: int) -> int:
         return self._states[slot]
@@ -87,38 +107,37 @@ class SlotTable:
 
     def hit(self, key: Key) -> bool:
         """Whether the key is readable; if so it stays so to the end of the step."""
-        slot = self._slots.get(key)
-        if slot is None or self._states[slot] != SlotState.READY:
+        slot = self.find(key)
+        return slot >= 0 and self.protect(slot)
+
+    def protect(self, slot: int) -> bool:
+        """As `hit`, by the slot."""
+        if self._states[slot] != _READY:
             return False
-        if self._hit_step[slot] != self._step:
-            self._hit_step[slot] = self._step
-            self._hits.append(slot)
+        self._hit_step[slot] = self._step
         return True
 
     def hit_prefix(self, keys: Sequence[Key]) -> int:
         """How many leading keys are readable; those stay so to the end of the step."""
-        find, states, steps, step, hits = self._slots.get, self._states, self._hit_step, self._step, self._hits
-        for place, key in enumerate(keys):
-            slot = find(key)
-            if slot is None or states[slot] != SlotState.READY:
+        states, steps, step = self._states, self._hit_step, self._step
+        for place, slot in enumerate(self._slots.each(keys, -1)):
+            if slot < 0 or states[slot] != _READY:
                 return place
-            if steps[slot] != step:
-                steps[slot] = step
-                hits.append(slot)
+            steps[slot] = step
         return len(keys)
 
     def end_step(self) -> None:
         """Ends the protection of this step's hits."""
         self._step += 1
-        for slot in self._hits:
-            if not self._pins[slot]:
-                self._policy.release(slot)
-        self._hits.clear()
+        for slot in self._protected:
+            if not self._pins[slot] and slot in self._passed:
+                self._release(slot)
+        self._protected.clear()
 
     def touch(self, keys: Sequence[Key], request: int = 0) -> None:
         """These were used by the request of this number, as one prompt, head first."""
-        slots = (self._slots.get(key) for key in reversed(keys))
-        self._policy.touch([slot for slot in slots if slot is not None], request)
+        slots = self._slots.get_all(reversed(keys), -1)
+        self._policy.touch([slot for slot in slots if slot >= 0], request)
 
     # Coming and going
 
@@ -133,18 +152,22 @@ class SlotTable:
         """The up to `count` slots that would go first; of `spare` as in `victims`."""
         if count <= 0:
             return []
+        if not spare:
+            return self._policy.victims(count, self._busy)
         spared: list[int] = []
+        keys, pins, steps, step = self._keys, self._pins, self._hit_step, self._step
 
         def busy(slot: int) -> bool:
-            if self._busy(slot):
-                return True
-            if self._keys[slot] in spare:
+            if pins[slot] or steps[slot] == step:
+                return self._busy(slot)
+            if keys[slot] in spare:
                 spared.append(slot)
                 return True
             return False
 
-        found = self._policy.victims(count, busy if spare else self._busy)
-        self._policy.touch(spared)
+        found = self._policy.victims(count, busy)
+        if spared:
+            self._policy.touch(spared)
         return found
 
     def is_clean(self, key: Key) -> bool:
@@ -155,7 +178,7 @@ class SlotTable:
     def mark_clean(self, key: Key) -> None:
         """The key's chunk is held below too."""
         slot = self._slots.get(key)
-        if slot is not None and self._states[slot] == SlotState.READY and not self._clean[slot]:
+        if slot is not None and self._states[slot] == _READY and not self._clean[slot]:
             self._clean[slot] = 1
             self.clean += 1
 
@@ -165,26 +188,44 @@ class SlotTable:
         if slot is not None:
             self._soil(slot)
 
-    def evict(self, victims: Iterable[int]) -> list[Key]:
-        """Frees these slots; returns their keys."""
-        return [self._remove(slot, self._policy.evict) for slot in victims]
+    def evict(self, victims: Sequence[int]) -> list[Key]:
+        """Frees these slots, which are readable and not in use; returns their keys."""
+        names, states, evict = self._keys, self._states, self._policy.evict
+        keys = [names[slot] for slot in victims]
+        self._slots.remove_all(keys)
+        for slot in victims:
+            evict(slot)
+            if self._clean[slot]:
+                self._soil(slot)
+            states[slot] = _FREE
+            names[slot] = b""
+        self._free += victims
+        self.resident -= len(keys)
+        return keys
 
     def allocate(self, keys: Sequence[Key], state: SlotState) -> list[int]:
         """A free slot for each key, pinned once by the transfer that will fill it. There must be enough."""
         slots = [self._free.pop() for _ in keys]
+        self._slots.set_all(keys, slots)
+        names, states, pins, insert = self._keys, self._states, self._pins, self._policy.insert
         for key, slot in zip(reversed(keys), reversed(slots), strict=True):
-            self._slots[key] = slot
-            self._keys[slot] = key
-            self._states[slot] = state
-            self._pins[slot] = 1
-            self._policy.insert(slot, key)
+            names[slot] = key
+            states[slot] = state
+            pins[slot] = 1
+            insert(slot, key)
         self.pinned += len(slots)
         return slots
 
     def publish(self, slot: int) -> None:
         """The chunk is complete: findable means readable, from here on."""
-        self._states[slot] = SlotState.READY
-        self.resident += 1
+        self.publish_all((slot,))
+
+    def publish_all(self, slots: Sequence[int]) -> None:
+        """As `publish`, of several slots."""
+        states = self._states
+        for slot in slots:
+            states[slot] = _READY
+        self.resident += len(slots)
 
     def discard(self, slot: int) -> None:
         """The transfer that should have filled the slot has failed and ended: it is free again."""
@@ -197,13 +238,19 @@ class SlotTable:
         self._slots.pop(key)
         self._policy.remove(slot)
         self._soil(slot)
-        self._states[slot] = SlotState.QUARANTINED
+        self._states[slot] = _QUARANTINED
         return key
 
     def pin(self, slot: int) -> None:
-        if not self._pins[slot]:
-            self.pinned += 1
-        self._pins[slot] += 1
+        self.pin_all((slot,))
+
+    def pin_all(self, slots: Iterable[int]) -> None:
+        """As `pin`, of several slots, or of one several times."""
+        pins, fresh = self._pins, 0
+        for slot in slots:
+            fresh += not pins[slot]
+            pins[slot] += 1
+        self.pinned += fresh
 
     def unpin(self, slot: int) -> None:
         """Releases one pin.
@@ -211,28 +258,37 @@ class SlotTable:
         Raises:
             ValueError: there is none; its owner has released it before.
         """
-        if not self._pins[slot]:
-            raise ValueError(f"slot {slot} has no pin to release")
-        self._pins[slot] -= 1
-        if self._pins[slot]:
-            return
-        self.pinned -= 1
-        if self._states[slot] == SlotState.QUARANTINED:
-            self._leave_quarantine(slot)
-        elif self._hit_step[slot] != self._step:
-            self._policy.release(slot)
+        self.unpin_all((slot,))
+
+    def unpin_all(self, slots: Iterable[int]) -> None:
+        """As `unpin`, of several slots, or of one several times."""
+        pins, states, passed = self._pins, self._states, self._passed
+        for slot in slots:
+            if not pins[slot]:
+                raise ValueError(f"slot {slot} has no pin to release")
+            pins[slot] -= 1
+            if pins[slot]:
+                continue
+            self.pinned -= 1
+            if states[slot] == _QUARANTINED:
+                self._leave_quarantine(slot)
+            elif slot in passed:
+                if self._hit_step[slot] == self._step:
+                    self._protected.append(slot)
+                else:
+                    self._release(slot)
 
     def clear(self, copies: Mapping[Key, list[str]]) -> list[Key]:
         """Voids every chunk. Slots that something still uses are quarantined until their last pin is released,
         and their keys with them: they can't be stored again before. `copies`: the requests whose copies use
         a key's slot, once for each. Returns the keys that were readable."""
         void = [(key, slot) for key in self._slots if (slot := self._slots.get(key)) is not None]
-        readable = [key for key, slot in void if self._states[slot] == SlotState.READY]
+        readable = [key for key, slot in void if self._states[slot] == _READY]
         for key, slot in void:
             if not self._pins[slot]:
                 self._remove(slot)
                 continue
-            if self._states[slot] == SlotState.READY:
+            if self._states[slot] == _READY:
                 self.resident -= 1
             self.abandon(slot)
             self._quarantine[key] = slot
@@ -252,19 +308,28 @@ class SlotTable:
 
     def __iter__(self) -> Iterator[Key]:
         """The readable keys."""
-        return (key for key in self._slots if self._states[self.find(key)] == SlotState.READY)
+        return (key for key in self._slots if self._states[self.find(key)] == _READY)
 
     def _busy(self, slot: int) -> bool:
-        return bool(self._pins[slot]) or self._hit_step[slot] == self._step
+        """Asked by the policy, which passes over those that are."""
+        if not self._pins[slot]:
+            if self._hit_step[slot] != self._step:
+                return False
+            self._protected.append(slot)
+        self._passed.add(slot)
+        return True
 
-    def _remove(self, slot: int, forget: Callable[[int], None] | None = None) -> Key:
-        key = self._keys[slot]
-        self._slots.pop(key)
-        (forget or self._policy.remove)(slot)
-        if self._states[slot] == SlotState.READY:
+    def _release(self, slot: int) -> None:
+        """The slot is not busy any more."""
+        self._passed.remove(slot)
+        self._policy.release(slot)
+
+    def _remove(self, slot: int) -> None:
+        self._slots.pop(self._keys[slot])
+        self._policy.remove(slot)
+        if self._states[slot] == _READY:
             self.resident -= 1
         self._set_free(slot)
-        return key
 
     def _soil(self, slot: int) -> None:
         self.clean -= self._clean[slot]
@@ -272,7 +337,7 @@ class SlotTable:
 
     def _set_free(self, slot: int) -> None:
         self._soil(slot)
-        self._states[slot] = SlotState.FREE
+        self._states[slot] = _FREE
         self._keys[slot] = b""
         self._free.append(slot)
 

@@ -25,7 +25,7 @@ class GhostKeys:
         self._ghosts[key] = ghost
         self._keys[ghost] = key
         self._of[ghost] = which
-        self._order.put(ghost, which)
+        self._order.add(ghost, which)
         self.sizes[which] += 1
 
     def take(self, key: Key) -> int | None:

@@ -1,6 +1,6 @@
 """Ordered lists of entries, which all policies are made of."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["LinkedLists"]
 
@@ -33,25 +33,53 @@ class LinkedLists:
         place = entry + self._lists
         return place < len(self._next) and self._next[place] >= 0
 
-    def put(self, entry: int, which: int) -> None:
-        """To the hot end of this list, from wherever it is."""
+    def add(self, entry: int, which: int) -> None:
+        """An entry that is nowhere to the hot end of this list."""
         prev, following = self._prev, self._next
         place = entry + self._lists
         if place >= len(following):
             self._grow(place + 1 - len(following))
-        if following[place] >= 0:
-            self._unlink(place)
         before = prev[which]
         prev[place], following[place] = before, which
         following[before] = prev[which] = place
         self._clock = self._stamps[place] = self._clock + 1
 
+    def put(self, entry: int, which: int) -> None:
+        """To the hot end of this list, from wherever it is."""
+        self.put_all((entry,), which)
+
+    def put_all(self, entries: Iterable[int], which: int) -> None:
+        """As `put`, of several entries; the last one is the hottest."""
+        prev, following, stamps = self._prev, self._next, self._stamps
+        lists, clock, returned_to = self._lists, self._clock, self._returned_to
+        for entry in entries:
+            place = entry + lists
+            if place >= len(following):
+                self._grow(place + 1 - len(following))
+            after = following[place]
+            if after >= 0:
+                if place in returned_to:
+                    self._forget(returned_to[place])
+                before = prev[place]
+                prev[after], following[before] = before, after
+            before = prev[which]
+            prev[place], following[place] = before, which
+            following[before] = prev[which] = place
+            clock += 1
+            stamps[place] = clock
+        self._clock = clock
+
     def remove(self, entry: int) -> None:
         """Out of its list, and out of the parked ones."""
+        prev, following = self._prev, self._next
         place = entry + self._lists
-        if self._next[place] >= 0:
-            self._unlink(place)
-        self._next[place] = _ABSENT
+        after = following[place]
+        if after >= 0:
+            if place in self._returned_to:
+                self._forget(self._returned_to[place])
+            before = prev[place]
+            prev[after], following[before] = before, after
+        following[place] = _ABSENT
 
     def coldest(self, which: int) -> int:
         """The entry at the cold end, -1 for none."""
@@ -61,19 +89,19 @@ class LinkedLists:
     def idle(self, which: int, busy: Callable[[int], bool]) -> Iterator[int]:
         """The entries of a list that are not busy, from its cold end; parks the busy ones on the way. The last one
         given may be put elsewhere meanwhile, or to the hot end, where it is met again."""
-        place = self._next[which]
+        prev, following, lists = self._prev, self._next, self._lists
+        place = following[which]
         while place != which:
-            entry = place - self._lists
-            if busy(entry):
-                following = self._next[place]
+            if busy(place - lists):
+                after = following[place]
                 self._unlink(place)
-                self._next[place] = _PARKED
-                place = following
+                following[place] = _PARKED
+                place = after
                 continue
-            before = self._prev[place]
-            yield entry
-            stayed = self._next[before] == place
-            place = self._next[place if stayed else before]
+            before = prev[place]
+            yield place - lists
+            stayed = following[before] == place
+            place = following[place if stayed else before]
 
     def release(self, entry: int, which: int) -> None:
         """Back into this list, where it was parked. Nothing where it was not."""

@@ -50,7 +50,7 @@ class S3FifoPolicy:
         self._of[entry] = which
         self._sizes[which] += 1
         self._uses.insert(entry)
-        self._order.put(entry, which)
+        self._order.add(entry, which)
 
     def touch(self, entries: Iterable[int], request: int = 0) -> None:
         for entry in entries:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvcascade.manager.eviction import LruPolicy
+from kvcascade.manager.eviction.arc import ArcPolicy
 from kvcascade.testing.stack_world import PROMPTS, Shape, StackWorld, TierShape
 
 World = Callable[..., StackWorld]
@@ -196,11 +196,11 @@ def test_nobody_is_asked_for_a_chunk_that_can_not_come_into_primary_now(world: W
 
 def test_chunks_that_were_passed_over_come_back_at_the_cost_of_their_number() -> None:
     """Three prompts, HIT in one step in which room was made, held the end of that step up for seconds."""
-    policy, prompts = LruPolicy(3000), [range(start, start + 1000) for start in range(0, 3000, 1000)]
+    policy, prompts = ArcPolicy(3000), [range(start, start + 1000) for start in range(0, 3000, 1000)]
     stamps = policy._order._stamps = _CountingList([0] * len(policy._order._stamps))
     for prompt in prompts:
         for entry in reversed(prompt):
-            policy.insert(entry, b"")
+            policy.insert(entry, entry.to_bytes(4, "big"))
     assert policy.victims(1, lambda entry: True) == []
     stamps.reads = 0
     for prompt in prompts:

@@ -131,6 +131,21 @@ def test_a_busy_entry_is_passed_over_once(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_entries_that_were_passed_over_keep_their_order_however_they_come_back(policy):
+    world = World(policy, 30)
+    world.store(range(30), 1)
+    order = world.victims(30)
+    for turn in range(3):
+        world.busy = set(order[turn : 20 + turn])
+        world.victims(4)
+        for entry in (*order[10 : 20 + turn], *reversed(order[turn:10])):
+            world.busy.discard(entry)
+            world.policy.release(entry)
+            world.policy.release(entry)
+        assert world.victims(30) == order
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_used_entry_that_was_passed_over_is_found_again(policy):
     world = World(policy, 4)
     world.store(range(4), 1)
