@@ -6,9 +6,11 @@ Neither torch nor numpy is imported before a copier is made.
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from ctypes import memmove
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvcascade.errors import ConfigError
+from kvcascade.tiers.blocks import address
 from kvcascade.types import Buffer
 
 from .transfers import Direction
@@ -22,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Slots(Protocol):
-    """The memory of the host pool, as `kvcascade.tiers.host.HostPool` gives it."""
+    """The memory of the host pool, as `kvcascade.tiers.host.HostPool` gives it: slots at equal distances."""
 
     @property
     def slots(self) -> int:
@@ -118,8 +120,11 @@ class HostCopier:
     """
 
     def __init__(self, tensors: Sequence["torch.Tensor"], pool: Slots) -> None:
-        self._rows = [tensor.numpy() for tensor in tensors]
-        self._pool = pool
+        self._held: Any = (tensors, pool.slot(0))
+        """The memory stays as long as copies may run."""
+        self._tensors = [(tensor.data_ptr(), *tensor.shape[1:], tensor.stride(0)) for tensor in tensors]
+        self._slots = address(pool.slot(0))
+        self._distance = address(pool.slot(1)) - self._slots if pool.slots > 1 else 0
         self._thread = ThreadPoolExecutor(1, "kvcascade-copy")
 
     def fence(self) -> None:
@@ -130,18 +135,22 @@ class HostCopier:
 
     def close(self) -> None:
         self._thread.shutdown()
+        self._held = None
 
     def copy(self, piece: Piece, direction: Direction) -> None:
         """Copies one piece. Called on the copying thread."""
-        import numpy as np
-
-        blocks = self._rows[piece.tensor][piece.block : piece.block + piece.number]
-        slot = np.frombuffer(self._pool.slot(piece.slot), np.uint8)
-        host = slot[piece.start : piece.start + blocks.size].reshape(blocks.shape)
-        if direction is Direction.STORE:
-            np.copyto(host, blocks)
-        else:
-            np.copyto(blocks, host)
+        tensor, block, number, slot, start = piece
+        device, nbytes, distance = self._tensors[tensor]
+        device += block * distance
+        host = self._slots + slot * self._distance + start
+        if distance == nbytes:
+            nbytes, number = nbytes * number, 1
+        for _ in range(number):
+            if direction is Direction.STORE:
+                memmove(host, device, nbytes)
+            else:
+                memmove(device, host, nbytes)
+            host, device = host + nbytes, device + distance
 
     def _copy_all(self, chunks: Sequence[Sequence[Piece]], direction: Direction) -> set[int]:
         failed = set()

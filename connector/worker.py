@@ -1,7 +1,7 @@
 """`TransferWorker`: moves chunks between device blocks and host slots. The half that lives in each worker."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,43 +127,49 @@ class TransferWorker:
     def _start(self, transfer: Transfer, fence: Any) -> None:
         if transfer.job in self._running:
             raise ProtocolError(f"job {transfer.job} is running already")
-        pieces = [list(self._pieces(chunk)) for chunk in transfer.chunks]
+        pieces = [self._pieces(chunk) for chunk in transfer.chunks]
         self._running[transfer.job] = self._copier.start(pieces, transfer.direction, fence)
 
-    def _pieces(self, chunk: ChunkCopy) -> Iterator[Piece]:
+    def _pieces(self, chunk: ChunkCopy) -> list[Piece]:
         """The copies that make up a chunk: for each tensor, runs of consecutive blocks."""
         group = self._check(chunk)
+        runs = _runs(chunk.blocks)
         start = self._offset
+        pieces = []
         for tensor in group.tensors:
             nbytes = self._block_bytes[tensor]
-            for place, block, count in _runs(chunk.blocks):
-                yield Piece(tensor, block, count, chunk.slot, start + (chunk.first + place) * nbytes)
+            for place, block, count in runs:
+                pieces.append(Piece(tensor, block, count, chunk.slot, start + (chunk.first + place) * nbytes))
             start += group.blocks_per_chunk * nbytes
+        return pieces
 
     def _check(self, chunk: ChunkCopy) -> GroupLayout:
         """Nothing outside the tensors and the slots is ever touched."""
-        if not 0 <= chunk.group < len(self._groups):
+        number, slot, first, blocks = chunk
+        if not 0 <= number < len(self._groups):
             raise ProtocolError(f"{chunk}: groups are 0 to {len(self._groups) - 1}")
-        group = self._groups[chunk.group]
-        if not 0 <= chunk.slot < self._slots or not 0 <= chunk.first <= group.blocks_per_chunk - len(chunk.blocks):
+        group = self._groups[number]
+        if not 0 <= slot < self._slots or not 0 <= first <= group.blocks_per_chunk - len(blocks):
             raise ProtocolError(
                 f"{chunk}: slots are 0 to {self._slots - 1}, chunks of {group.blocks_per_chunk} blocks"
             )
-        if not all(0 <= block < self._blocks for block in chunk.blocks):
+        if blocks and not 0 <= min(blocks) <= max(blocks) < self._blocks:
             raise ProtocolError(f"{chunk}: blocks are 0 to {self._blocks - 1}")
         return group
 
 
-def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def _runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
     """Place, first block and number of each run of consecutive blocks; `NO_BLOCK` is in none."""
+    runs = []
     place = 0
     while place < len(blocks):
         end = place + 1
         if blocks[place] != NO_BLOCK:
             while end < len(blocks) and blocks[end] == blocks[end - 1] + 1:
                 end += 1
-            yield place, blocks[place], end - place
+            runs.append((place, blocks[place], end - place))
         place = end
+    return runs
 
 
 def _check_layout(tensors: Sequence["torch.Tensor"], groups: Sequence[GroupLayout]) -> None:

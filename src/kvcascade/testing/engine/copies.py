@@ -54,7 +54,10 @@ class ManualCopier(HostCopier):
     """
 
     def __init__(self, tensors: "Sequence[torch.Tensor]", pool: Slots) -> None:
-        super().__init__([rows(tensor) for tensor in tensors], pool)
+        memory = [rows(tensor) for tensor in tensors]
+        super().__init__(memory, pool)
+        self._rows = [tensor.numpy() for tensor in memory]
+        self._pool = pool
         self.fails: Callable[[Direction], bool] = lambda direction: False
         self._waiting: dict[Direction, list[_Ticket]] = {direction: [] for direction in Direction}
 
