@@ -240,14 +240,15 @@ def _receive(wire: Wire, receive: Callable[[Wire], Reply], expects: Callable[[Re
 
 def _send(wire: Wire, requests: Sequence[Request], window: Sequence[int], asking: bool) -> None:
     parts: list[Part] = []
-    weight = 0
+    nbytes = 0
     for place in window:
         if asking:
             parts.append(_ASKING)
-        parts += requests[place].parts()
-        weight += requests[place].weight
-        if weight >= _GROUP:
+        made = requests[place].parts()
+        parts += made
+        nbytes += sum(map(len, made))
+        if nbytes >= _GROUP:
             wire.send(parts)
-            parts, weight = [], 0
+            parts, nbytes = [], 0
     if parts:
         wire.send(parts)

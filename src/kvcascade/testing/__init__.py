@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .bytes import UNWRITTEN, buffer, bytes_for, fill, holds, key_for
     from .conformance import NAMESPACE, TierConformance
     from .driver import Driver, ManualClock
+    from .epochs import EpochConformance, SharedPlace
     from .guard import GuardTier, IOViolation, forbid_io
     from .leaks import no_leaks
     from .stack_machine import StackStateMachine
@@ -28,12 +29,14 @@ __all__ = [
     "UNWRITTEN",
     "Call",
     "Driver",
+    "EpochConformance",
     "FaultTier",
     "GateTier",
     "GuardTier",
     "IOViolation",
     "LatencyTier",
     "ManualClock",
+    "SharedPlace",
     "StackStateMachine",
     "StoredConformance",
     "TierConformance",
@@ -53,12 +56,14 @@ _HOMES = {
     "UNWRITTEN": "bytes",
     "Call": "wrappers",
     "Driver": "driver",
+    "EpochConformance": "epochs",
     "FaultTier": "wrappers",
     "GateTier": "wrappers",
     "GuardTier": "guard",
     "IOViolation": "guard",
     "LatencyTier": "wrappers",
     "ManualClock": "driver",
+    "SharedPlace": "epochs",
     "StackStateMachine": "stack_machine",
     "StoredConformance": "stored",
     "TierConformance": "conformance",
@@ -72,7 +77,7 @@ _HOMES = {
     "key_for": "bytes",
     "no_leaks": "leaks",
 }
-_OF_PYTEST = {"conformance", "leaks", "stack_machine", "state_machine"}
+_OF_PYTEST = {"conformance", "epochs", "leaks", "stack_machine", "state_machine"}
 
 
 def __getattr__(name: str) -> Any:

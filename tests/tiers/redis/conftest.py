@@ -2,65 +2,37 @@
 asks for it; each test has a prefix of its own on it."""
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from kvcascade.testing import buffer, bytes_for, holds, key_for
+from kvcascade.testing.epochs import SharedPlace
 from kvcascade.testing.servers import Proxy
 from kvcascade.testing.servers.redis import GivenServer, RedisCluster, RedisServer, external_url, redis_cluster
-from kvcascade.tiers import OpenContext
 from kvcascade.tiers.redis import RedisSettings
 from kvcascade.tiers.redis.tier import RedisTier
-from kvcascade.types import Key, Namespace, Outcome
-
-CHUNK = 64 << 10
-NAMESPACE = Namespace.of(model="m", tenant="")
+from kvcascade.types import Key
 
 
-class Shared:
-    """Servers that engines share: each `engine` is one more tier on them."""
-
-    chunk = CHUNK
-    namespace = NAMESPACE
+class Shared(SharedPlace):
+    """Servers that engines share."""
 
     def __init__(self, **settings: Any) -> None:
+        super().__init__()
         self.prefix = f"test-{secrets.token_hex(6)}"
         self._settings = settings
-        self._opened: list[RedisTier] = []
 
     def settings(self, **given: Any) -> RedisSettings:
         return RedisSettings(**{"prefix": self.prefix, "deadline": "5s", **self._settings, **given})
 
-    def engine(self, epoch: str = "", namespace: Namespace = NAMESPACE, **settings: Any) -> RedisTier:
-        tier = self.settings(**settings).open(OpenContext(namespace, CHUNK, epoch=epoch))
-        assert isinstance(tier, RedisTier)
-        self._opened.append(tier)
-        return tier
-
     def close(self) -> None:
         """Closes the engines, none of which may have a connection in use."""
-        used = [tier._links.used for tier in self._opened]
-        for tier in self._opened:
-            tier.close()
+        used = [tier._links.used for tier in self.opened]
+        super().close()
         assert not any(used), f"connections that were not given back: {used}"
-
-    def keys(self, *numbers: int) -> list[Key]:
-        return [key_for(number) for number in numbers]
-
-    def store(self, tier: RedisTier, keys: Sequence[Key], nbytes: int = CHUNK, epoch: str = "") -> list[Outcome]:
-        return tier.write(keys, [memoryview(bytes_for(key, nbytes, epoch)) for key in keys])
-
-    def load(self, tier: RedisTier, keys: Sequence[Key], nbytes: int = CHUNK, epoch: str = "") -> list[Outcome]:
-        """Outcomes; where one is OK, the bytes are right."""
-        targets = [buffer(nbytes) for _ in keys]
-        outcomes = tier.read(keys, targets)
-        for key, target, outcome in zip(keys, targets, outcomes, strict=True):
-            assert not outcome.ok or holds(target, key, epoch), f"wrong bytes of {key.hex()}"
-        return outcomes
 
     def name(self, tier: RedisTier, key: Key) -> bytes:
         """What the chunk is called on the server."""

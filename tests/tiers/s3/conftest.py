@@ -13,19 +13,18 @@ import botocore.session
 import pytest
 
 from kvcascade.errors import TierError, TierUnavailable
-from kvcascade.testing import TierWrapper, buffer, bytes_for, holds, key_for
-from kvcascade.testing.conformance import NAMESPACE
+from kvcascade.testing import TierWrapper
+from kvcascade.testing.epochs import SharedPlace
 from kvcascade.testing.servers.http_faults import HttpFaults
 from kvcascade.testing.servers.s3 import S3Store, available_stores, running_store
-from kvcascade.tiers import OpenContext, Tier
+from kvcascade.tiers import Tier
 from kvcascade.tiers.envelope import Envelope, parse
 from kvcascade.tiers.s3 import S3Settings
 from kvcascade.tiers.s3.layout import ENVELOPE, place
 from kvcascade.tiers.s3.tier import S3Tier
-from kvcascade.types import Buffer, Entry, Key, Namespace, Outcome, OutcomeKind
+from kvcascade.types import Buffer, Entry, Key, Outcome, OutcomeKind
 
 BUCKET = "kvcascade-tests"
-CHUNK = 64 << 10
 
 
 class Stores:
@@ -45,33 +44,26 @@ class Stores:
         self._stack.close()
 
 
-class Place:
-    """A prefix in a bucket of a store that runs: each `engine` is one more tier on it."""
+class Place(SharedPlace):
+    """A prefix in a bucket of a store that runs."""
 
-    chunk = CHUNK
     bucket = BUCKET
 
     def __init__(self, store: S3Store) -> None:
-        self.store = store
+        super().__init__()
+        self.server = store
         self.endpoint = store.endpoint
         self.prefix = f"test-{secrets.token_hex(6)}"
-        self._opened: list[S3Tier] = []
 
     def settings(self, **given: Any) -> S3Settings:
         defaults = {"bucket": BUCKET, "prefix": self.prefix, "create_bucket": True}
         return S3Settings(**{**defaults, "endpoint_url": self.endpoint, **given})
 
-    def engine(self, epoch: str = "", namespace: Namespace = NAMESPACE, **settings: Any) -> S3Tier:
-        tier = self.settings(**settings).open(OpenContext(namespace, CHUNK, epoch=epoch))
-        assert isinstance(tier, S3Tier)
-        self._opened.append(tier)
-        return tier
-
     def client(self) -> Any:
         """boto3's, to reach around the tier."""
         import boto3
 
-        return boto3.session.Session().client("s3", "us-east-1", endpoint_url=self.store.endpoint)
+        return boto3.session.Session().client("s3", "us-east-1", endpoint_url=self.server.endpoint)
 
     def names(self) -> list[str]:
         """Of all objects."""
@@ -80,27 +72,9 @@ class Place:
 
     def close(self) -> None:
         """Whatever a test has done to a tier, no request is under way once its calls have returned."""
-        under_way = [tier._bucket.under_way for tier in self._opened]
-        for tier in self._opened:
-            tier.close()
+        under_way = [tier._bucket.under_way for tier in self.opened]
+        super().close()
         assert not any(under_way), f"permits that were not given back: {under_way}"
-
-    @staticmethod
-    def keys(*numbers: int) -> list[Key]:
-        return [key_for(number) for number in numbers]
-
-    @staticmethod
-    def store_chunks(tier: Tier, keys: Sequence[Key], nbytes: int = CHUNK, epoch: str = "") -> list[Outcome]:
-        return tier.write(keys, [memoryview(bytes_for(key, nbytes, epoch)) for key in keys])
-
-    @staticmethod
-    def load(tier: Tier, keys: Sequence[Key], nbytes: int = CHUNK, epoch: str = "") -> list[Outcome]:
-        """Outcomes; where one is OK, the bytes are right."""
-        targets = [buffer(nbytes) for _ in keys]
-        outcomes = tier.read(keys, targets)
-        for key, target, outcome in zip(keys, targets, outcomes, strict=True):
-            assert not outcome.ok or holds(target, key, epoch), f"wrong bytes of {key.hex()}"
-        return outcomes
 
 
 class Insisting(TierWrapper):
@@ -171,7 +145,7 @@ class Faulty(NamedTuple):
 
 @pytest.fixture
 def faulty(one_shared: Place) -> Iterator[Faulty]:
-    port = urlsplit(one_shared.store.endpoint).port
+    port = urlsplit(one_shared.server.endpoint).port
     assert port is not None
     with HttpFaults(port) as faults:
         one_shared.endpoint = faults.endpoint
@@ -204,4 +178,4 @@ def _place(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 @pytest.fixture
 def insisting(shared: Place) -> Callable[[Tier], Tier]:
-    return Whole if shared.store.kind == "rclone" else Insisting
+    return Whole if shared.server.kind == "rclone" else Insisting

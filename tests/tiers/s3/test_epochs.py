@@ -7,122 +7,17 @@ from typing import Any
 import pytest
 
 from kvcascade.errors import TierError, TierUnavailable
-from kvcascade.testing import buffer, bytes_for, key_for
+from kvcascade.testing.epochs import KEY, EpochConformance
 from kvcascade.tiers.s3 import upkeep
 from kvcascade.tiers.s3.epochs import KEPT, Epoch
 from kvcascade.types import Outcome
 
-KEY = key_for(1)
 
+class TestEpochs(EpochConformance):
+    moves = 10
 
-def holds(shared: Any, tier: Any, epoch: str) -> bool:
-    """Whether the chunk that was stored for `epoch` is served; that of another one never is."""
-    there = tier.exists([KEY]) == [True]
-    (outcome,) = shared.load(tier, [KEY], epoch=epoch)
-    assert outcome == (Outcome.OK if there else Outcome.MISSING)
-    return there
-
-
-@pytest.mark.parametrize("start", ["", "v1"])
-@pytest.mark.parametrize("target", ["", "v2"])
-def test_a_reset_moves_one_engine_and_leaves_the_others(shared: Any, start: str, target: str) -> None:
-    """vllm-project/vllm#57727: after it, nothing old is served to the one, and all of it to the others."""
-    one, other = shared.engine(start), shared.engine(start)
-    shared.store_chunks(other, [KEY], epoch="old")
-    assert holds(shared, one, "old")
-    one.move_to(target)
-    assert not holds(shared, one, "")
-    assert list(one.entries()) == []
-    assert holds(shared, other, "old")
-    shared.store_chunks(one, [KEY], epoch="new")
-    assert holds(shared, one, "new")
-    assert holds(shared, other, "old")
-
-
-@pytest.mark.parametrize("start", ["", "v1"])
-@pytest.mark.parametrize("target", ["", "v2"])
-def test_a_restart_after_a_reset_finds_nothing_old(one_shared: Any, start: str, target: str) -> None:
-    """Its stack file does not know of the reset. Others that still run in the old epoch go on to store there."""
-    one, other = one_shared.engine(start), one_shared.engine(start)
-    one_shared.store_chunks(one, [KEY], epoch="old")
-    one.move_to(target)
-    one.close()
-    one_shared.store_chunks(other, [KEY], epoch="old")
-    again = one_shared.engine(start)
-    assert not holds(one_shared, again, "")
-    assert holds(one_shared, other, "old")
-    one_shared.store_chunks(again, [KEY], epoch="again")
-    again.close()
-    assert holds(one_shared, one_shared.engine(start), "again")  # the next restart is warm
-
-
-def test_engines_that_name_the_same_weights_share(one_shared: Any) -> None:
-    one, two, three = one_shared.engine(), one_shared.engine("v1"), one_shared.engine("v2")
-    one.move_to("v2")
-    one_shared.store_chunks(one, [KEY], epoch="v2")
-    assert holds(one_shared, three, "v2")
-    assert not holds(one_shared, two, "")
-    two.move_to("v2")
-    assert holds(one_shared, two, "v2")
-    one.close()
-    assert holds(one_shared, one_shared.engine("v2"), "v2")
-
-
-def test_nobody_joins_an_engine_that_was_reset_without_a_name(one_shared: Any) -> None:
-    one, two = one_shared.engine(), one_shared.engine()
-    one.move_to("")
-    one_shared.store_chunks(one, [KEY], epoch="one")
-    two.move_to("")
-    assert not holds(one_shared, two, "")
-    for epoch in ("", "v1"):
-        assert not holds(one_shared, one_shared.engine(epoch), "")
-    one.close()
-    assert not holds(one_shared, one_shared.engine(), "")
-
-
-def test_a_reset_to_the_same_name_is_a_reset(one_shared: Any) -> None:
-    """Engines that name it and are reset as well share what comes then."""
-    one, two = one_shared.engine("v1"), one_shared.engine("v1")
-    one_shared.store_chunks(one, [KEY], epoch="old")
-    one.move_to("v1")
-    assert not holds(one_shared, one, "")
-    one_shared.store_chunks(one, [KEY], epoch="new")
-    assert holds(one_shared, two, "old")
-    two.move_to("v1")
-    assert holds(one_shared, two, "new")
-    assert holds(one_shared, one_shared.engine("v1"), "new")
-
-
-class HeldBatch(list):  # type: ignore[type-arg]
-    """Buffers, of which the second is handed over when it is released."""
-
-    def __init__(self, buffers: list[memoryview]) -> None:
-        super().__init__(buffers)
-        self.reached, self.released = threading.Event(), threading.Event()
-
-    def __iter__(self) -> Any:
-        yield self[0]
-        self.reached.set()
-        assert self.released.wait(60)
-        yield from self[1:]
-
-
-@pytest.mark.parametrize("target", ["", "v2"])
-def test_a_late_write_of_the_old_epoch(one_shared: Any, target: str) -> None:
-    """It is seen neither by this engine nor by one that has named the new weights before."""
-    tier = one_shared.engine()
-    keys = one_shared.keys(1, 2, 3)
-    batch = HeldBatch([memoryview(bytes_for(key, one_shared.chunk)) for key in keys])
-    outcomes: list[Outcome] = []
-    writer = threading.Thread(target=lambda: outcomes.extend(tier.write(keys, batch)))
-    writer.start()
-    assert batch.reached.wait(60)
-    tier.move_to(target)
-    batch.released.set()
-    writer.join(60)
-    assert outcomes == [Outcome.REFUSED] * 3
-    assert tier.exists(keys) == [False] * 3
-    assert one_shared.engine(target).exists(keys) == [False] * 3
+    def mark(self, tier: Any) -> object:
+        return tier._opened.epoch
 
 
 def test_a_write_that_the_store_finishes_after_the_reset(faulty: Any) -> None:
@@ -130,7 +25,7 @@ def test_a_write_that_the_store_finishes_after_the_reset(faulty: Any) -> None:
     tier = shared.engine()
     faults.hang(method="PUT", within=KEY.hex())
     outcomes: list[Outcome] = []
-    writer = threading.Thread(target=lambda: outcomes.extend(shared.store_chunks(tier, [KEY])))
+    writer = threading.Thread(target=lambda: outcomes.extend(shared.store(tier, [KEY])))
     writer.start()
     while not any(one.method == "PUT" and KEY.hex() in one.target for one in faults.seen):
         time.sleep(0.001)
@@ -138,23 +33,8 @@ def test_a_write_that_the_store_finishes_after_the_reset(faulty: Any) -> None:
     faults.release()
     writer.join(60)
     assert outcomes == [Outcome.REFUSED]
-    assert not holds(shared, tier, "")
-    assert not holds(shared, shared.engine("v2"), "")
-
-
-def test_a_late_read_of_the_old_epoch(one_shared: Any) -> None:
-    tier = one_shared.engine()
-    keys = one_shared.keys(1, 2)
-    one_shared.store_chunks(tier, keys)
-    batch = HeldBatch([buffer(one_shared.chunk) for _ in keys])
-    outcomes: list[Outcome] = []
-    reader = threading.Thread(target=lambda: outcomes.extend(tier.read(keys, batch)))
-    reader.start()
-    assert batch.reached.wait(60)
-    tier.move_to("v2")
-    batch.released.set()
-    reader.join(60)
-    assert outcomes == [Outcome.MISSING] * 2
+    assert not shared.serves(tier, "")
+    assert not shared.serves(shared.engine("v2"), "")
 
 
 @pytest.mark.parametrize("status", [403, 503])
@@ -162,23 +42,16 @@ def test_a_mark_that_can_not_be_written(faulty: Any, status: int) -> None:
     """The tier answers nothing and takes nothing until it can."""
     shared, faults = faulty
     tier, other = shared.engine(), shared.engine()
-    shared.store_chunks(tier, [KEY], epoch="old")
+    shared.store(tier, [KEY], epoch="old")
     faults.answer(status, method="PUT", within="/epochs/", times=2)
     with pytest.raises(TierError):
         tier.move_to("v2")
-    assert tier.exists([KEY]) == [False]
-    assert shared.load(tier, [KEY]) == [Outcome.MISSING]
-    assert shared.store_chunks(tier, [KEY]) == [Outcome.REFUSED]
-    assert tier.delete([KEY]) == [Outcome.MISSING]
-    assert list(tier.entries()) == []
-    tier.touch([KEY])
-    with pytest.raises(TierError):
-        tier.move_to("v2")
-    assert holds(shared, other, "old")
+    shared.check_silent(tier)
+    assert shared.serves(other, "old")
     tier.move_to("v2")
-    assert not holds(shared, tier, "")
-    shared.store_chunks(tier, [KEY], epoch="v2")
-    assert holds(shared, shared.engine("v2"), "v2")
+    assert not shared.serves(tier, "")
+    shared.store(tier, [KEY], epoch="v2")
+    assert shared.serves(shared.engine("v2"), "v2")
 
 
 def test_a_list_that_is_no_list_lets_nobody_into_an_old_epoch(faulty: Any) -> None:
@@ -196,27 +69,6 @@ def test_a_list_that_is_no_list_lets_nobody_into_an_old_epoch(faulty: Any) -> No
         )
         with pytest.raises(TierUnavailable, match="no list"):
             shared.engine()
-
-
-def test_two_engines_that_leave_the_same_epoch_at_once_meet_again(one_shared: Any) -> None:
-    """All engines of a deployment are reset to the same weights, again and again, at the same time."""
-    engines = [one_shared.engine("v1") for _ in range(2)]
-    start = threading.Barrier(2)
-    entered: dict[int, list[Epoch]] = {0: [], 1: []}
-
-    def engine(who: int) -> None:
-        for _ in range(10):
-            start.wait(60)
-            engines[who].move_to("v1")
-            entered[who].append(engines[who]._opened.epoch)
-
-    threads = [threading.Thread(target=engine, args=(who,)) for who in entered]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert entered[0] == entered[1]
-    assert [epoch.generation for epoch in entered[0]] == list(range(1, 11))
 
 
 def test_marks_do_not_pile_up(one_shared: Any) -> None:
@@ -247,28 +99,28 @@ def test_marks_that_are_lost_never_come_back(shared: Any, name: str, resets: int
         shared.engine(name).move_to("")
     before = shared.engine(name)
     remove_marks(shared)
-    shared.store_chunks(old, [KEY], epoch="old")
-    shared.store_chunks(before, [KEY], epoch="old")
+    shared.store(old, [KEY], epoch="old")
+    shared.store(before, [KEY], epoch="old")
     fresh = shared.engine(name)
-    assert not holds(shared, fresh, "")
-    assert holds(shared, old, "old")
-    assert holds(shared, before, "old")
-    shared.store_chunks(fresh, [KEY], epoch="new")
-    assert holds(shared, shared.engine(name), "new")
+    assert not shared.serves(fresh, "")
+    assert shared.serves(old, "old")
+    assert shared.serves(before, "old")
+    shared.store(fresh, [KEY], epoch="new")
+    assert shared.serves(shared.engine(name), "new")
     for engine in (old, before):  # nor does what they do put a mark back
         engine._upkeep._due = 0.0
         engine.maintain(1.0)
         engine.move_to("")
-    assert holds(shared, shared.engine(name), "new") is (name != "")
+    assert shared.serves(shared.engine(name), "new") is (name != "")
 
 
 def test_a_follower_that_is_lost_lets_nobody_back_into_what_was_left(one_shared: Any) -> None:
     old = one_shared.engine("v1")
-    one_shared.store_chunks(old, [KEY], epoch="old")
+    one_shared.store(old, [KEY], epoch="old")
     one_shared.engine("v1").move_to("v1")
     remove_marks(one_shared, "/1")
     fresh = one_shared.engine("v1")
-    assert not holds(one_shared, fresh, "")
+    assert not one_shared.serves(fresh, "")
     assert fresh._opened.epoch.generation == 1
     assert fresh._opened.epoch != old._opened.epoch.following
     assert one_shared.engine("v1")._opened.epoch == fresh._opened.epoch
@@ -277,10 +129,10 @@ def test_a_follower_that_is_lost_lets_nobody_back_into_what_was_left(one_shared:
 def test_a_mark_that_says_nothing_is_a_lost_one(one_shared: Any) -> None:
     old = one_shared.engine()
     (mark,) = (name for name in one_shared.names() if name.endswith("/0"))
-    one_shared.store_chunks(old, [KEY], epoch="old")
+    one_shared.store(old, [KEY], epoch="old")
     one_shared.client().put_object(Bucket=one_shared.bucket, Key=mark, Body=b"[1]")
-    assert not holds(one_shared, one_shared.engine(), "")
-    assert holds(one_shared, old, "old")
+    assert not one_shared.serves(one_shared.engine(), "")
+    assert one_shared.serves(old, "old")
 
 
 def test_a_claim_that_a_killed_engine_left_brings_no_void_epoch_back(one_shared: Any) -> None:
@@ -288,11 +140,11 @@ def test_a_claim_that_a_killed_engine_left_brings_no_void_epoch_back(one_shared:
     (mark,) = (name for name in one_shared.names() if name.endswith("/0"))
     claim = f"{mark}-{old._opened.epoch.value}"
     one_shared.client().put_object(Bucket=one_shared.bucket, Key=claim, Body=b"{}")
-    one_shared.store_chunks(old, [KEY], epoch="old")
+    one_shared.store(old, [KEY], epoch="old")
     one_shared.engine("v1").move_to("v2")
     for generation in range(2):
         remove_marks(one_shared, f"/{generation}")
-    assert not holds(one_shared, one_shared.engine("v1"), "")
+    assert not one_shared.serves(one_shared.engine("v1"), "")
 
 
 def test_engines_that_start_at_once_meet(shared: Any) -> None:
@@ -319,13 +171,13 @@ def test_engines_that_start_at_once_meet(shared: Any) -> None:
 
 def test_who_only_reads_enters_an_epoch_that_is_begun_later(shared: Any) -> None:
     reader = shared.engine("v1", write="off")
-    assert not holds(shared, reader, "")
+    assert not shared.serves(reader, "")
     assert list(reader.entries()) == []
     reader.maintain(1.0)
     assert shared.names() == []
-    shared.store_chunks(shared.engine("v1"), [KEY], epoch="new")
+    shared.store(shared.engine("v1"), [KEY], epoch="new")
     reader.maintain(1.0)
-    assert holds(shared, reader, "new")
+    assert shared.serves(reader, "new")
 
 
 @pytest.mark.parametrize("write", ["through", "off"])
@@ -349,7 +201,7 @@ def test_marks_outlive_a_lifecycle_rule(one_shared: Any, monkeypatch: pytest.Mon
     renewed = {name for name in after if after[name] > before[name]}
     assert set(marks) <= renewed
     assert any(name.endswith("/namespace.json") for name in renewed)
-    assert not holds(one_shared, one_shared.engine(), "")
+    assert not one_shared.serves(one_shared.engine(), "")
 
 
 def written(shared: Any, name: str) -> Any:

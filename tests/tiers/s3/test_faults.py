@@ -54,14 +54,14 @@ def test_what_is_neither_there_nor_missing_is_a_failure(
     """LMCache/LMCache#4483, minio/minio#7935: 403 and 5xx were taken for "not there", failed uploads for done."""
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, KEYS[:2])
+    shared.store(tier, KEYS[:2])
     faults.answer(status, code, within=name_of(KEYS[1]), times=8)
     expected = TierRefused if refused else TierUnavailable
     if verb == "exists":
         with pytest.raises(expected):
             tier.exists(KEYS[:2])
     else:
-        call = {"read": shared.load, "write": shared.store_chunks, "delete": lambda one, keys: one.delete(keys)}
+        call = {"read": shared.load, "write": shared.store, "delete": lambda one, keys: one.delete(keys)}
         outcomes = call[verb](tier, KEYS[:2])
         assert outcomes[0] == Outcome.OK
         assert type(cause(outcomes[1])) is expected
@@ -77,7 +77,7 @@ def test_a_store_without_room_refuses_that_key(faulty: Any, status: int) -> None
     shared, faults = faulty
     tier = shared.engine()
     faults.answer(status, "EntityTooLarge", method="PUT", within=name_of(KEYS[1]))
-    assert shared.store_chunks(tier, KEYS[:3]) == [Outcome.OK, Outcome.REFUSED, Outcome.OK]
+    assert shared.store(tier, KEYS[:3]) == [Outcome.OK, Outcome.REFUSED, Outcome.OK]
     assert tier.exists(KEYS[:3]) == [True, False, True]
 
 
@@ -86,7 +86,7 @@ def test_a_body_that_is_cut_short_is_a_failure_of_that_key(faulty: Any, after: i
     """LMCache/LMCache#3388: a partial load was taken for a full one. Nothing is removed: the store has it."""
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, KEYS)
+    shared.store(tier, KEYS)
     faults.cut(after, within=name_of(KEYS[1]))
     outcomes = shared.load(tier, KEYS)
     assert kinds(outcomes) == [OutcomeKind.OK, OutcomeKind.FAILED, OutcomeKind.OK, OutcomeKind.OK]
@@ -99,14 +99,14 @@ def test_a_store_that_hangs_costs_the_deadline_and_no_more(faulty: Any, verb: st
     """vllm-project/vllm#49829: every call ends, with a failure."""
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, KEYS[:2])
+    shared.store(tier, KEYS[:2])
     tier._patience = 0.5
     faults.hang(within=name_of(KEYS[0]), times=8)
     if verb == "exists":
         with pytest.raises(TierUnavailable, match="within the deadline"):
             tier.exists(KEYS)
     else:
-        call = {"read": shared.load, "write": shared.store_chunks, "delete": lambda one, keys: one.delete(keys)}
+        call = {"read": shared.load, "write": shared.store, "delete": lambda one, keys: one.delete(keys)}
         outcomes = call[verb](tier, KEYS[:1])
         assert "within the deadline" in str(cause(outcomes[0]))
     faults.heal()
@@ -119,7 +119,7 @@ def test_a_store_that_hangs_costs_the_deadline_and_no_more(faulty: Any, verb: st
 def test_a_body_that_stops_in_the_middle_ends_at_the_deadline(faulty: Any, after: int) -> None:
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, KEYS[:1])
+    shared.store(tier, KEYS[:1])
     tier._patience = 0.5
     faults.hang(after, method="GET", within=name_of(KEYS[0]))
     assert "within the deadline" in str(cause(shared.load(tier, KEYS[:1])[0]))
@@ -132,7 +132,7 @@ def test_a_content_length_that_is_wrong_never_gives_wrong_bytes(faulty: Any, dif
     """What is there stays there: nobody can tell that it is wrong."""
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, KEYS[:2])
+    shared.store(tier, KEYS[:2])
     tier._patience = 1.0
 
     def lie(reply: Any) -> Any:
@@ -152,7 +152,7 @@ def test_a_content_length_that_is_wrong_never_gives_wrong_bytes(faulty: Any, dif
 def test_what_is_no_answer_is_a_failure(faulty: Any, sent: bytes) -> None:
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, KEYS[:1])
+    shared.store(tier, KEYS[:1])
     faults.raw(sent, times=2)
     with pytest.raises(TierUnavailable):
         tier.exists(KEYS[:1])
@@ -186,10 +186,10 @@ def test_an_answer_that_makes_no_sense_harms_nobody(faulty: Any, sent: bytes) ->
     """Each verb says so, a connection's place is given back, and the next request is served."""
     shared, faults = faulty
     tier = shared.engine(concurrency=1)
-    shared.store_chunks(tier, KEYS[:1])
+    shared.store(tier, KEYS[:1])
     for _ in range(3):
         faults.raw(sent, within=name_of(KEYS[0]), times=99)
-        for call in (shared.load, shared.store_chunks, lambda one, keys: one.delete(keys)):
+        for call in (shared.load, shared.store, lambda one, keys: one.delete(keys)):
             (outcome,) = call(tier, KEYS[:1])
             assert outcome.kind in (OutcomeKind.FAILED, OutcomeKind.MISSING, OutcomeKind.OK)
         with suppress(TierError):
@@ -201,7 +201,7 @@ def test_an_answer_that_makes_no_sense_harms_nobody(faulty: Any, sent: bytes) ->
         faults.heal()
         assert tier._bucket.under_way == 0
     tier._bucket._sdk.terms = tier._bucket._sdk.terms._replace(skew=0.0)
-    assert shared.store_chunks(tier, KEYS[:1]) == [Outcome.OK]
+    assert shared.store(tier, KEYS[:1]) == [Outcome.OK]
     assert shared.load(tier, KEYS[:1]) == [Outcome.OK]
 
 
@@ -209,7 +209,7 @@ def test_an_answer_that_makes_no_sense_harms_nobody(faulty: Any, sent: bytes) ->
 def test_a_list_with_nonsense_in_it_is_a_failure(faulty: Any, field: str) -> None:
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, KEYS[:1])
+    shared.store(tier, KEYS[:1])
 
     def nonsense(reply: Any) -> Any:
         body = re.sub(rf"<{field}>[^<]*<".encode(), f"<{field}>soon<".encode(), reply.body)
@@ -248,12 +248,12 @@ def test_credentials_that_can_not_be_had_now(faulty: Any, error: Exception) -> N
     """Every call says so, keeps no place of a connection, and works again once they can."""
     shared, _ = faulty
     tier = shared.engine(concurrency=2)
-    shared.store_chunks(tier, KEYS[:2])
+    shared.store(tier, KEYS[:2])
     sdk = tier._bucket._sdk
     failing = Failing(sdk.terms.credentials, error)
     sdk.terms = sdk.terms._replace(credentials=failing)
     for _ in range(4):
-        for call in (shared.load, shared.store_chunks, lambda one, keys: one.delete(keys)):
+        for call in (shared.load, shared.store, lambda one, keys: one.delete(keys)):
             for outcome in call(tier, KEYS):
                 assert "no credentials now" in str(cause(outcome))
                 assert isinstance(outcome.cause, TierUnavailable)
@@ -297,14 +297,14 @@ def test_interim_answers_are_passed_over(faulty: Any) -> None:
     shared, faults = faulty
     tier = shared.engine()
     faults.raw(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", method="HEAD")
-    assert shared.store_chunks(tier, KEYS[:1]) == [Outcome.OK]
+    assert shared.store(tier, KEYS[:1]) == [Outcome.OK]
 
 
 def test_a_body_in_chunks_is_understood(faulty: Any) -> None:
     """Proxies send bodies so whose length they do not know."""
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, KEYS[:2])
+    shared.store(tier, KEYS[:2])
     raw: dict[str, bytes] = {}
 
     def keep(reply: Any) -> Any:
@@ -327,16 +327,16 @@ def test_an_answer_before_the_body_was_sent_is_heard(faulty: Any) -> None:
     shared, faults = faulty
     tier = shared.engine()
     faults.answer(403, "AccessDenied", method="PUT", within=name_of(KEYS[0]), early=True)
-    (outcome,) = shared.store_chunks(tier, KEYS[:1], 8 << 20)
+    (outcome,) = shared.store(tier, KEYS[:1], 8 << 20)
     assert outcome.kind is OutcomeKind.FAILED
-    assert shared.store_chunks(tier, KEYS[:1], 8 << 20) == [Outcome.OK]
+    assert shared.store(tier, KEYS[:1], 8 << 20) == [Outcome.OK]
 
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])
 def test_a_clock_that_is_wrong_is_corrected_once(faulty: Any, seconds: float) -> None:
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, KEYS[:1])
+    shared.store(tier, KEYS[:1])
     now = formatdate(time.time() + seconds, usegmt=True)
     for method in ("HEAD", "GET"):  # the former has no body that says why
         faults.answer(403, "RequestTimeTooSkewed", method=method, Date=now)
@@ -353,7 +353,7 @@ def test_a_redirect_to_another_region_is_followed(faulty: Any) -> None:
     """For good: the next request goes there at once."""
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, KEYS[:1])
+    shared.store(tier, KEYS[:1])
     faults.answer(301, "PermanentRedirect", method="HEAD", x_amz_bucket_region="eu-central-1")
     faults.forget()
     assert tier.exists(KEYS[:1]) == [True]
@@ -367,7 +367,7 @@ def test_a_wrong_region_that_only_the_body_names_is_corrected(faulty: Any) -> No
     tier = shared.engine()
     faults.answer(400, "AuthorizationHeaderMalformed", method="PUT", Region="eu-central-1")
     faults.forget()
-    assert shared.store_chunks(tier, KEYS[:1]) == [Outcome.OK]
+    assert shared.store(tier, KEYS[:1]) == [Outcome.OK]
     assert [one.fields["authorization"].split("/")[2] for one in faults.seen] == [
         "us-east-1",
         "us-east-1",
@@ -378,9 +378,9 @@ def test_a_wrong_region_that_only_the_body_names_is_corrected(faulty: Any) -> No
 def test_a_temporary_redirect_is_followed_for_that_request(faulty: Any) -> None:
     shared, faults = faulty
     tier = shared.engine()
-    for method, wanted in (("PUT", shared.store_chunks), ("GET", shared.load)):
+    for method, wanted in (("PUT", shared.store), ("GET", shared.load)):
         name = f"/{shared.bucket}/{tier._era.path}{KEYS[0].hex()[:2]}/{KEYS[0].hex()}"
-        faults.answer(307, "TemporaryRedirect", method=method, Location=shared.store.endpoint + name)
+        faults.answer(307, "TemporaryRedirect", method=method, Location=shared.server.endpoint + name)
         faults.forget()
         assert wanted(tier, KEYS[:1]) == [Outcome.OK]
         assert [one.method for one in faults.seen if one.method == method] == [method]
@@ -394,8 +394,8 @@ def test_credentials_and_payloads_go_to_nobody_else(
     shared, faults = faulty
     monkeypatch.setenv("AWS_SESSION_TOKEN", "the-session-token")
     tier = shared.engine()
-    with HttpFaults(int(shared.store.endpoint.rpartition(":")[2])) as other:
-        for verb in (shared.store_chunks, shared.load, lambda one, keys: one.delete(keys)):
+    with HttpFaults(int(shared.server.endpoint.rpartition(":")[2])) as other:
+        for verb in (shared.store, shared.load, lambda one, keys: one.delete(keys)):
             name = f"/{shared.bucket}/{tier._era.path}{KEYS[0].hex()[:2]}/{KEYS[0].hex()}"
             faults.answer(
                 307, within=name_of(KEYS[0]), times=9, Location=f"{scheme}://localhost:{other.port}{name}"
@@ -432,11 +432,11 @@ def test_a_payload_digest_is_sent_where_the_store_insists(faulty: Any) -> None:
     message = "x-amz-content-sha256 must be a digest"
     faults.answer(400, "InvalidRequest", message, method="PUT")
     faults.forget()
-    assert shared.store_chunks(tier, KEYS[:2]) == [Outcome.OK] * 2
+    assert shared.store(tier, KEYS[:2]) == [Outcome.OK] * 2
     digests = [one.fields["x-amz-content-sha256"] for one in faults.seen if one.method == "PUT"]
     assert digests.count("UNSIGNED-PAYLOAD") <= 2
     faults.forget()
-    assert shared.store_chunks(tier, KEYS[2:4]) == [Outcome.OK] * 2
+    assert shared.store(tier, KEYS[2:4]) == [Outcome.OK] * 2
     assert {len(one.fields["x-amz-content-sha256"]) for one in faults.seen if one.method == "PUT"} == {64}
 
 
@@ -453,7 +453,7 @@ def test_a_connection_that_was_closed_while_idle_is_no_failure(faulty: Any) -> N
     """The store, or what stands before it, closes what is idle, now and then just as a request is sent."""
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, KEYS[:1])
+    shared.store(tier, KEYS[:1])
     for method in ("HEAD", "GET"):
         faults.raw(b"", method=method)
         assert tier.exists(KEYS[:1]) == [True]
@@ -465,7 +465,7 @@ def test_slow_down_means_fewer_requests_at_a_time(faulty: Any) -> None:
     shared, faults = faulty
     tier = shared.engine(concurrency=8)
     pool = tier._bucket._client._pool
-    shared.store_chunks(tier, KEYS)
+    shared.store(tier, KEYS)
     assert pool._most == 8
     faults.answer(503, "SlowDown", method="GET", times=2)
     outcomes = shared.load(tier, KEYS)

@@ -86,7 +86,7 @@ def test_a_bucket_is_made_where_it_may_be(shared: Any) -> None:
     assert dict(probe.facts)["state"].startswith("will be made")
     for _ in range(2):
         with settings.open(CONTEXT) as tier:
-            assert shared.store_chunks(tier, [KEY]) == [Outcome.OK]
+            assert shared.store(tier, [KEY]) == [Outcome.OK]
 
 
 def test_a_bucket_that_is_made_by_another_at_the_same_time(faulty: Any) -> None:
@@ -94,7 +94,7 @@ def test_a_bucket_that_is_made_by_another_at_the_same_time(faulty: Any) -> None:
     shared.engine().close()
     faults.answer(404, "NoSuchBucket", method="GET", within="list-type")
     faults.answer(409, "BucketAlreadyOwnedByYou", method="PUT")
-    assert shared.store_chunks(shared.engine(), [KEY]) == [Outcome.OK]
+    assert shared.store(shared.engine(), [KEY]) == [Outcome.OK]
 
 
 @pytest.mark.parametrize("within", ["list-type", "namespace.json", "/engines/"])
@@ -115,7 +115,7 @@ def test_no_permission_to_write_is_found_by_check(faulty: Any) -> None:
 
 def test_who_only_reads_needs_no_permission_to_write(faulty: Any) -> None:
     shared, faults = faulty
-    shared.store_chunks(shared.engine(), [KEY])
+    shared.store(shared.engine(), [KEY])
     faults.answer(403, "AccessDenied", method="PUT", times=99)
     reader = shared.engine(write="off")
     reader.maintain(1.0)
@@ -227,7 +227,7 @@ def secured(one_shared: Any, tmp_path: Path, certificates: Certificates) -> Any:
 def test_tls(secured: Any, certificates: Certificates, monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificates.ca_file))
     tier, keys = secured.engine(), secured.keys(*range(4))
-    assert secured.store_chunks(tier, keys, nbytes) == [Outcome.OK] * 4
+    assert secured.store(tier, keys, nbytes) == [Outcome.OK] * 4
     assert secured.load(tier, keys, nbytes) == [Outcome.OK] * 4
     assert tier.exists(secured.keys(0, 9)) == [True, False]
 

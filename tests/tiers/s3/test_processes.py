@@ -52,7 +52,7 @@ def test_two_processes_share(one_shared: Any, process: Any) -> None:
     said = [one.communicate("go\n", timeout=HANG)[0] for one in engines]
     assert [text.splitlines() for text in said] == [["done"]] * 2
     tier, keys = one_shared.engine(), one_shared.keys(*range(16))
-    assert one_shared.store_chunks(tier, keys) == [Outcome.OK] * 16
+    assert one_shared.store(tier, keys) == [Outcome.OK] * 16
     assert one_shared.load(tier, keys) == [Outcome.OK] * 16
     assert {entry.key for entry in tier.entries()} == set(keys)
 
@@ -72,7 +72,7 @@ def test_a_process_that_is_killed_leaves_whole_chunks(one_shared: Any, process: 
         one.wait(HANG)
         outcomes = one_shared.load(tier, keys, nbytes)
         assert {outcome.kind.value for outcome in outcomes} <= {"ok", "missing"}
-        assert one_shared.store_chunks(tier, keys, nbytes) == [Outcome.OK] * 16
+        assert one_shared.store(tier, keys, nbytes) == [Outcome.OK] * 16
         assert one_shared.load(tier, keys, nbytes) == [Outcome.OK] * 16
         tier.delete(keys)
 

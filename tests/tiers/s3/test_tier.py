@@ -26,7 +26,7 @@ def name_in(shared: Any, key: bytes) -> str:
 
 def test_a_bucket_is_understood_with_ordinary_tools(shared: Any) -> None:
     tier = shared.engine()
-    shared.store_chunks(tier, [KEY])
+    shared.store(tier, [KEY])
     name = name_in(shared, KEY)
     prefix, namespace, stamp, fan, chunk = name.split("/")
     assert (prefix, fan, chunk) == (shared.prefix, KEY.hex()[:2], KEY.hex())
@@ -43,7 +43,7 @@ def test_a_bucket_is_understood_with_ordinary_tools(shared: Any) -> None:
 
 def test_foreign_objects_are_left_alone(one_shared: Any) -> None:
     tier = one_shared.engine()
-    one_shared.store_chunks(tier, [KEY])
+    one_shared.store(tier, [KEY])
     path = tier._era.path
     foreign = [f"{path}ab/note.txt", f"{path}ab/ABCD", f"{path}readme", f"{one_shared.prefix}/mine/x"]
     for name in foreign:
@@ -64,8 +64,8 @@ def test_what_is_in_the_place_of_a_chunk_is_checked(one_shared: Any) -> None:
     keys = one_shared.keys(1, 2)
     client, where = one_shared.client(), {"Bucket": one_shared.bucket}
     for copied in ("another key", "another namespace", "nothing of ours"):
-        one_shared.store_chunks(tier, keys)
-        one_shared.store_chunks(other, keys[:1])
+        one_shared.store(tier, keys)
+        one_shared.store(other, keys[:1])
         names = {key: f"{tier._era.path}{key.hex()[:2]}/{key.hex()}" for key in keys}
         source = {
             "another key": names[keys[1]],
@@ -89,7 +89,7 @@ def test_odd_metadata_harms_nobody(faulty: Any, written: str, ttl: str | None) -
     shared, faults = faulty
     tier = shared.engine(ttl=ttl)
     keys = shared.keys(1, 2)
-    shared.store_chunks(tier, keys)
+    shared.store(tier, keys)
 
     def odd(reply: Any) -> Any:
         fields = {name: value for name, value in reply.fields.items() if "kv-written" not in name.lower()}
@@ -97,7 +97,7 @@ def test_odd_metadata_harms_nobody(faulty: Any, written: str, ttl: str | None) -
 
     faults.alter(odd, within=KEY.hex(), times=99)
     assert tier.exists(keys) == [True, True]
-    assert shared.store_chunks(tier, keys) == [Outcome.OK] * 2
+    assert shared.store(tier, keys) == [Outcome.OK] * 2
     assert shared.load(tier, keys) == [Outcome.OK] * 2
     assert tier.delete(keys) == [Outcome.OK] * 2
 
@@ -106,7 +106,7 @@ def test_what_has_taken_the_place_of_something_damaged_stays(faulty: Any) -> Non
     """Of the same size, written between the read and the look at what is there now."""
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, [KEY])
+    shared.store(tier, [KEY])
 
     def damaged(reply: Any) -> Any:
         body = bytearray(reply.body)
@@ -121,7 +121,7 @@ def test_what_has_taken_the_place_of_something_damaged_stays(faulty: Any) -> Non
 
 def test_a_chunk_of_a_newer_version_is_left_alone(one_shared: Any) -> None:
     tier = one_shared.engine()
-    one_shared.store_chunks(tier, [KEY])
+    one_shared.store(tier, [KEY])
     name = name_in(one_shared, KEY)
     header = bytearray(pack(Envelope(tier._era.stamp, KEY, one_shared.chunk, 0.0, 0, 0), ENVELOPE))
     header[8] = 99
@@ -135,11 +135,11 @@ def test_a_chunk_of_a_newer_version_is_left_alone(one_shared: Any) -> None:
 def test_what_is_removed_by_a_rule_is_a_miss_once_and_heals(shared: Any) -> None:
     """LMCache/LMCache#4745: a chunk that a lifecycle rule had removed stayed a hit that could not be loaded."""
     tier = shared.engine()
-    shared.store_chunks(tier, [KEY])
+    shared.store(tier, [KEY])
     shared.client().delete_object(Bucket=shared.bucket, Key=name_in(shared, KEY))
     assert shared.load(tier, [KEY]) == [Outcome.MISSING]
     assert tier.exists([KEY]) == [False]
-    assert shared.store_chunks(tier, [KEY]) == [Outcome.OK]
+    assert shared.store(tier, [KEY]) == [Outcome.OK]
     assert shared.load(tier, [KEY]) == [Outcome.OK]
 
 
@@ -151,15 +151,15 @@ def test_a_ttl_is_checked_on_read(shared: Any) -> None:
     tier = shared.engine(ttl="1h")
     keys = shared.keys(1, 2)
     tier._now = lambda: 1_000_000.0
-    assert shared.store_chunks(tier, keys[:1]) == [Outcome.OK]
+    assert shared.store(tier, keys[:1]) == [Outcome.OK]
     tier._now = lambda: 1_003_599.0
     assert tier.exists(keys[:1]) == [True]
     assert shared.load(tier, keys[:1]) == [Outcome.OK]
-    assert shared.store_chunks(tier, keys[1:]) == [Outcome.OK]
+    assert shared.store(tier, keys[1:]) == [Outcome.OK]
     tier._now = lambda: 1_003_601.0
     assert tier.exists(keys) == [False, True]
     assert shared.load(tier, keys) == [Outcome.MISSING, Outcome.OK]
-    assert shared.store_chunks(tier, keys[:1]) == [Outcome.OK]
+    assert shared.store(tier, keys[:1]) == [Outcome.OK]
     assert shared.load(tier, keys) == [Outcome.OK, Outcome.OK]
 
 
@@ -167,18 +167,18 @@ def test_a_ttl_is_checked_on_read(shared: Any) -> None:
 def test_what_has_expired_is_written_anew(one_shared: Any, removed: bool) -> None:
     tier = one_shared.engine(ttl="1h")
     tier._now = lambda: 1_000_000.0
-    one_shared.store_chunks(tier, [KEY])
+    one_shared.store(tier, [KEY])
     tier._now = lambda: 1_100_000.0
     if removed:
         assert one_shared.load(tier, [KEY]) == [Outcome.MISSING]
-    assert one_shared.store_chunks(tier, [KEY]) == [Outcome.OK]
+    assert one_shared.store(tier, [KEY]) == [Outcome.OK]
     assert one_shared.load(tier, [KEY]) == [Outcome.OK]
 
 
 def test_a_warm_tier_tells_what_is_there(shared: Any) -> None:
     """In parts, by housekeeping: the manager takes them for known."""
     keys = shared.keys(*range(20))
-    shared.store_chunks(shared.engine(), keys, 512)
+    shared.store(shared.engine(), keys, 512)
     assert shared.engine().maintain(60.0).appeared == ()
     tier = shared.engine(warm=True)
     assert {entry.key for entry in tier.maintain(60.0).appeared} == set(keys)
@@ -187,7 +187,7 @@ def test_a_warm_tier_tells_what_is_there(shared: Any) -> None:
 
 def test_a_warm_tier_lists_a_part_at_a_time(one_shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = one_shared.keys(*range(20))
-    one_shared.store_chunks(one_shared.engine(), keys, 512)
+    one_shared.store(one_shared.engine(), keys, 512)
     tier = one_shared.engine(warm=True)
     page = tier._bucket.page
     monkeypatch.setattr(tier._bucket, "page", lambda *args, **named: page(*args, **{**named, "most": 7}))
@@ -199,7 +199,7 @@ def test_a_warm_tier_lists_a_part_at_a_time(one_shared: Any, monkeypatch: pytest
 
 
 def test_a_warm_tier_that_is_reset_tells_nothing_of_before(one_shared: Any) -> None:
-    one_shared.store_chunks(one_shared.engine(), one_shared.keys(1, 2))
+    one_shared.store(one_shared.engine(), one_shared.keys(1, 2))
     tier = one_shared.engine(warm=True)
     tier.move_to("v2")
     assert tier.maintain(60.0).appeared == ()
@@ -217,7 +217,7 @@ def test_no_integrity_headers_are_sent_to_other_stores(faulty: Any) -> None:
     is served by default."""
     shared, faults = faulty
     tier = shared.engine()
-    shared.store_chunks(tier, [KEY])
+    shared.store(tier, [KEY])
     fields = sent(faults, "PUT")
     assert [name for name in fields if "checksum" in name or name in ("content-encoding", "x-amz-trailer")] == []
     assert fields["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
@@ -226,13 +226,13 @@ def test_no_integrity_headers_are_sent_to_other_stores(faulty: Any) -> None:
 
 def test_integrity_headers_are_sent_where_they_are_wanted(shared: Any) -> None:
     tier = shared.engine(checksum=True)
-    assert shared.store_chunks(tier, [KEY]) == [Outcome.OK]
+    assert shared.store(tier, [KEY]) == [Outcome.OK]
     assert shared.load(tier, [KEY]) == [Outcome.OK]
 
 
 def test_a_store_checks_the_integrity_header(faulty: Any) -> None:
     shared, faults = faulty
-    shared.store_chunks(shared.engine(checksum=True), [KEY])
+    shared.store(shared.engine(checksum=True), [KEY])
     fields = sent(faults, "PUT")
     assert fields["x-amz-sdk-checksum-algorithm"] == "CRC32"
     assert len(fields["x-amz-checksum-crc32"]) == 8
@@ -240,7 +240,7 @@ def test_a_store_checks_the_integrity_header(faulty: Any) -> None:
 
 def test_storage_class_and_encryption_are_asked_for(faulty: Any) -> None:
     shared, faults = faulty
-    shared.store_chunks(shared.engine(storage_class="STANDARD_IA", sse="AES256"), [KEY])
+    shared.store(shared.engine(storage_class="STANDARD_IA", sse="AES256"), [KEY])
     fields = sent(faults, "PUT")
     assert fields["x-amz-storage-class"] == "STANDARD_IA"
     assert fields["x-amz-server-side-encryption"] == "AES256"
@@ -251,9 +251,9 @@ def test_chunks_that_are_there_are_not_sent_again(faulty: Any) -> None:
     shared, faults = faulty
     tier = shared.engine()
     keys = shared.keys(*range(8))
-    shared.store_chunks(tier, keys[:3])
+    shared.store(tier, keys[:3])
     faults.forget()
-    assert shared.store_chunks(tier, keys) == [Outcome.OK] * 8
+    assert shared.store(tier, keys) == [Outcome.OK] * 8
     assert len([one for one in faults.seen if one.method == "PUT"]) == 5
 
 
@@ -265,7 +265,7 @@ def test_many_threads_need_no_more_connections_than_allowed(faulty: Any) -> None
     shared, faults = faulty
     tier = shared.engine(concurrency=6)
     keys = shared.keys(*range(16))
-    shared.store_chunks(tier, keys, 4096)
+    shared.store(tier, keys, 4096)
     wrong: list[Outcome] = []
 
     def reader() -> None:
@@ -284,7 +284,7 @@ def test_many_threads_need_no_more_connections_than_allowed(faulty: Any) -> None
 def test_one_call_uses_the_connections_that_are_free(faulty: Any) -> None:
     shared, faults = faulty
     tier = shared.engine(concurrency=4)
-    shared.store_chunks(tier, shared.keys(*range(8)))
+    shared.store(tier, shared.keys(*range(8)))
     assert faults.accepted == 4
     shared.load(tier, shared.keys(*range(8)))
     tier.exists(shared.keys(*range(64)))
@@ -300,7 +300,7 @@ def test_threads_begin_at_once_on_a_fresh_tier(one_shared: Any) -> None:
     def work(who: int) -> None:
         start.wait(60)
         keys = one_shared.keys(who, 100 + who)
-        wrong.extend(one for one in one_shared.store_chunks(tier, keys, 4096) if not one.ok)
+        wrong.extend(one for one in one_shared.store(tier, keys, 4096) if not one.ok)
         wrong.extend(one for one in one_shared.load(tier, keys, 4096) if not one.ok)
 
     threads = [threading.Thread(target=work, args=(who,)) for who in range(32)]
@@ -316,7 +316,7 @@ def test_two_threads_that_wait_for_each_others_connections_both_end(faulty: Any)
     shared, faults = faulty
     tier = shared.engine(concurrency=2)
     keys = shared.keys(*range(8))
-    shared.store_chunks(tier, keys, 4096)
+    shared.store(tier, keys, 4096)
     for turn in range(16):
         faults.answer(301, method="GET", within=keys[turn % 8].hex(), x_amz_bucket_region=f"r{turn}")
     outcomes: list[Outcome] = []
@@ -330,8 +330,8 @@ def test_two_threads_that_wait_for_each_others_connections_both_end(faulty: Any)
 
 def test_usage_is_what_this_engine_has_put_there(shared: Any) -> None:
     tier = shared.engine()
-    shared.store_chunks(tier, shared.keys(1, 2, 3))
-    shared.store_chunks(tier, shared.keys(1))
+    shared.store(tier, shared.keys(1, 2, 3))
+    shared.store(tier, shared.keys(1))
     assert tier.usage() == Usage(3, 3 * tier.footprint(shared.chunk), None)
     tier.delete(shared.keys(1, 9))
     assert tier.usage() == Usage(2, 2 * tier.footprint(shared.chunk), None)
@@ -343,7 +343,7 @@ def test_forks_go_on_with_connections_of_their_own(one_shared: Any) -> None:
     """kserve/kserve#5393, boto/botocore#1246: children that went on with their parent's connections mixed up
     answers."""
     tier = one_shared.engine()
-    one_shared.store_chunks(tier, one_shared.keys(0), 4096)
+    one_shared.store(tier, one_shared.keys(0), 4096)
     children = []
     for child in range(1, 4):
         pid = os.fork()
@@ -353,7 +353,7 @@ def test_forks_go_on_with_connections_of_their_own(one_shared: Any) -> None:
     try:
         for number in range(30):
             keys = one_shared.keys(5000 + number)
-            assert one_shared.store_chunks(tier, keys, 4096) == [Outcome.OK]
+            assert one_shared.store(tier, keys, 4096) == [Outcome.OK]
             assert one_shared.load(tier, keys, 4096) == [Outcome.OK]
     finally:
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
@@ -366,7 +366,7 @@ def _in_child(shared: Any, tier: Any, who: int) -> int:
         return 1
     for number in range(20):
         keys = shared.keys(1000 * who + number)
-        if shared.store_chunks(tier, keys, 4096) != [Outcome.OK] or shared.load(tier, keys, 4096) != [Outcome.OK]:
+        if shared.store(tier, keys, 4096) != [Outcome.OK] or shared.load(tier, keys, 4096) != [Outcome.OK]:
             return 2
     tier.maintain(1.0)
     signs = [name for name in shared.names() if f"~{os.getpid()}~" in name]
@@ -378,7 +378,7 @@ def _in_child(shared: Any, tier: Any, who: int) -> int:
 def test_a_fork_in_the_middle_of_calls_is_not_held_up(one_shared: Any) -> None:
     """Locks and places of connections that other threads hold at that moment are the parent's."""
     tier = one_shared.engine(concurrency=1)
-    one_shared.store_chunks(tier, [KEY])
+    one_shared.store(tier, [KEY])
     sdk, pool = tier._bucket._sdk, tier._bucket._client._pool
     with sdk._lock, tier._moving, tier._counting, tier._tending, pool._changed:
         pool._under_way += 1
@@ -405,11 +405,11 @@ def test_what_the_store_has_kept_is_looked_at(one_shared: Any, stores: Any, stat
         tier = one_shared.engine()
         assert tier._bucket.keeps
         faults.answer(status, "ConditionalRequestConflict", method="PUT", within=KEY.hex())
-        assert one_shared.store_chunks(tier, [KEY, key_for(2)]) == [Outcome.OK] * 2
+        assert one_shared.store(tier, [KEY, key_for(2)]) == [Outcome.OK] * 2
         assert [one.method for one in faults.seen if KEY.hex() in one.target] == ["PUT", "HEAD", "PUT"]
         assert one_shared.load(tier, [KEY, key_for(2)]) == [Outcome.OK] * 2
         faults.forget()
-        assert one_shared.store_chunks(tier, [KEY]) == [Outcome.OK]
+        assert one_shared.store(tier, [KEY]) == [Outcome.OK]
         assert [one.method for one in faults.seen if KEY.hex() in one.target] == ["PUT", "HEAD"]
         one_shared.close()
 
@@ -422,7 +422,7 @@ def test_a_store_that_knows_no_conditions_is_asked_before(one_shared: Any, store
         tier = one_shared.engine()
         assert not tier._bucket.keeps
         faults.forget()
-        assert one_shared.store_chunks(tier, [KEY]) == [Outcome.OK]
+        assert one_shared.store(tier, [KEY]) == [Outcome.OK]
         assert [one.method for one in faults.seen if KEY.hex() in one.target] == ["HEAD", "PUT"]
         one_shared.close()
 
