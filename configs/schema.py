@@ -237,13 +237,12 @@ class StackSettings(Settings):
     weights_version: str = ""
     """Names the weights, where an engine changes them in place."""
     io: Literal["process", "thread"] = "thread"
+    """Where lanes run: in the engine's process, or in one of their own."""
     reset_scope: Literal["all", "primary"] = "all"
     pinning: PinningSettings = PinningSettings()
     log_every: Duration = 60.0
     """Seconds between two summary lines in the log; 0 = none."""
     tiers: Annotated[tuple[SerializeAsAny[InstanceOf[TierBase]], ...], Field(min_length=1)]
-
-    not_served = {"io": "lanes run in threads"}
 
     @field_validator("version", mode="before")
     @classmethod

@@ -1,7 +1,7 @@
 """What lies below primary: the secondary tiers, in order."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvcascade.errors import TierError
 from kvcascade.types import Key, MissReason
@@ -20,9 +20,13 @@ class Chain:
     Used by the scheduler thread only. Nothing here does I/O or waits, but `drain`, `void` and `close`.
     """
 
-    def __init__(self, levels: Sequence[Level], events: EventLog) -> None:
+    def __init__(
+        self, levels: Sequence[Level], events: EventLog, release: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`release`: ends what the lanes run in, by force where they have not ended; False where that can't be."""
         self.levels = list(levels)
         self._events = events
+        self._release = release
         for level in self.levels:
             events.stored(level.name, list(level.residency))
 
@@ -146,4 +150,5 @@ class Chain:
                 level.tier.close()
             except Exception as error:  # the others are to be closed too; the caller raises it
                 problems.append(error)
-        return all(ended), problems
+        released = self._release()
+        return released or all(ended), problems

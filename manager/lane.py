@@ -5,7 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from threading import Condition, Thread
+from functools import partial
+from threading import Condition, Lock, Thread
 from typing import NamedTuple, Protocol
 
 from kvcascade.errors import ClosedError, TierError, TierRefused, TierUnavailable
@@ -39,7 +40,7 @@ _MAINTAIN_BESIDE = _Housekeeping(budget=0.25, rest=1.0)
 
 class Lane(Protocol):
     """Runs the jobs of one tier and owns their deadlines. All methods are called by the scheduler thread; none but
-    `wait`, `run` and `close` blocks, and those at most as long as they are told."""
+    `wait` and `close` blocks, and those at most as long as they are told. So does the result of `move_to`."""
 
     def submit(self, job: Job) -> None:
         """Queues a job. Loads go before stores, round-robin over their owners; stores in order."""
@@ -59,8 +60,9 @@ class Lane(Protocol):
     def wait(self, timeout: float) -> bool:
         """Waits until no job is queued or running; False where that took longer."""
 
-    def run(self, action: Callable[[], None]) -> "Future[None]":
-        """Runs `action` in the lane, before all jobs that wait. Its failure is a `TierError`."""
+    def move_to(self, epoch: str) -> "Future[None]":
+        """Moves the tier to another epoch, in the lane, before all jobs that wait: one move at a time, and none
+        that a later one has overtaken. Its failure is a `TierError`."""
 
     def close(self, timeout: float) -> bool:
         """Ends the lane after the jobs that run now; what is queued is withdrawn. False where a job did not end
@@ -71,8 +73,8 @@ class Lane(Protocol):
         """Jobs that have not been reported."""
 
     @property
-    def lost(self) -> int:
-        """Jobs that were reported at their deadline and still run."""
+    def up(self) -> bool:
+        """Whether jobs get anywhere: False while all that could run them hangs, or is not there."""
 
 
 class ThreadLane:
@@ -89,11 +91,14 @@ class ThreadLane:
         concurrency: int,
         retries: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[], None] = lambda: None,
     ) -> None:
-        """`slot`: the bytes of a slot; `concurrency`: threads; `clock`: the one that deadlines are in."""
+        """`slot`: the bytes of a slot; `concurrency`: threads; `clock`: the one that deadlines are in; `tell`: is
+        called on a thread of the lane when there may be something to `poll`, or in `changes`."""
         self._name = name
         self._retry = Retry(retries)
         self._clock = clock
+        self._tell = tell
         self._tier = tier
         self._slot = slot
         self._lock = Condition()
@@ -105,6 +110,8 @@ class ThreadLane:
         self._changes: deque[Changes] = deque()
         self._running = 0
         self._lost = 0
+        self._moves = 0
+        self._moving = Lock()
         self._maintain_at = time.monotonic() + _MAINTAIN_EVERY
         self._maintaining = False
         self._closing = False
@@ -122,8 +129,8 @@ class ThreadLane:
         return len(self._unreported)
 
     @property
-    def lost(self) -> int:
-        return self._lost
+    def up(self) -> bool:
+        return self._lost < len(self._threads)
 
     def submit(self, job: Job) -> None:
         with self._lock:
@@ -167,12 +174,13 @@ class ThreadLane:
         with self._lock:
             return self._lock.wait_for(self._at_rest, timeout)
 
-    def run(self, action: Callable[[], None]) -> "Future[None]":
+    def move_to(self, epoch: str) -> "Future[None]":
         done: Future[None] = Future()
         with self._lock:
             if self._closing:
                 raise ClosedError(f"the lane of tier {self._name!r} is closed")
-            self._actions.append((action, done))
+            self._moves += 1
+            self._actions.append((partial(self._move, epoch, self._moves), done))
             self._lock.notify()
         return done
 
@@ -231,6 +239,7 @@ class ThreadLane:
             if task is not None:
                 task()
             pause = self._maintain() if maintain else 0.0
+            self._tell()
             with self._lock:
                 self._running -= task is not None
                 if maintain:
@@ -260,6 +269,11 @@ class ThreadLane:
     def _begin(self, job: Job) -> Callable[[], None]:
         job.begun = True
         return lambda: self._run(job)
+
+    def _move(self, epoch: str, number: int) -> None:
+        with self._moving:
+            if number == self._moves:
+                self._tier.move_to(epoch)
 
     def _maintenance_due(self) -> bool:
         return not self._maintaining and time.monotonic() > self._maintain_at

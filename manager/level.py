@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from kvcascade.configs.schema import PromoteAfter, SecondarySettings
 from kvcascade.errors import ClosedError
-from kvcascade.tiers import Tier
 from kvcascade.types import Key, MissReason, OutcomeKind
 
 from .breaker import Breaker
+from .control import TierControl
 from .jobs import Job, JobKind, Report
 from .lane import Lane
 from .probes import ProbeTable
@@ -52,7 +52,7 @@ class Level:
         self,
         place: int,
         settings: SecondarySettings,
-        tier: Tier,
+        tier: TierControl,
         residency: Residency | ProbeTable,
         lane: Lane,
         chunk_bytes: int,
@@ -80,7 +80,7 @@ class Level:
         self._missed: dict[Key, None] = {}
         self._doubtful: dict[Key, None] = {}
         self._breaker = Breaker(settings.breaker.failures, settings.breaker.probe_every)
-        self._voiding = Voiding(tier, lane)
+        self._voiding = Voiding(lane, tier.capabilities.shared)
         self._uses = UseCounts()
         self._was_up = True
         self._squeezed_until = 0.0
@@ -95,9 +95,9 @@ class Level:
 
     @property
     def up(self) -> bool:
-        """Whether it is asked at all. A tier that fails again and again, whose threads are all stuck, or whose old
+        """Whether it is asked at all. A tier that fails again and again, whose lane gets nowhere, or whose old
         epoch could not be voided, is not."""
-        return self._breaker.closed and not self._voiding.under_way and self.lane.lost < self.settings.concurrency
+        return self._breaker.closed and not self._voiding.under_way and self.lane.up
 
     def holds(self, key: Key) -> bool:
         """Whether the key is known to be readable here."""
@@ -331,10 +331,14 @@ class Level:
         return self._breaker.trial_due(now)
 
     def read_changes(self) -> Iterator[Moved]:
-        """Takes in what the tier's own housekeeping has found and dropped."""
+        """Takes in what the tier's own housekeeping has found and dropped, and what it turns out to hold where it
+        has been opened anew."""
         for changes in self.lane.changes():
             went = [key for key in changes.vanished if self._lose(key, MissReason.EXPIRED)]
             went += [key for key in changes.evicted if self.residency.lost(key, MissReason.EVICTED)]
+            if changes.held is not None:
+                gone = [key for key in self.residency if key not in changes.held]
+                went += [key for key in gone if self._lose(key, MissReason.TIER_DOWN)]
             yield Moved(self.residency.load(changes.appeared), went)
 
     def snapshot(self) -> TierStats:

@@ -1,10 +1,6 @@
 """Makes a tier's content void, however long that takes."""
 
 from concurrent.futures import Future
-from functools import partial
-from threading import Lock
-
-from kvcascade.tiers import Tier
 
 from .lane import Lane
 
@@ -19,16 +15,15 @@ class Voiding:
     more. Until then a shared tier waits in an epoch without a name: others are in the one that was named, and must
     not get what such a transfer brings. What fails is tried again. Used by the scheduler thread only."""
 
-    def __init__(self, tier: Tier, lane: Lane) -> None:
-        self._tier = tier
+    def __init__(self, lane: Lane, shared: bool) -> None:
+        """`shared`: others use the tier too."""
         self._lane = lane
+        self._shared = shared
         self._epoch = ""
         self._future: Future[None] | None = None
         self._stragglers = False
         self._apart = False
         self._again_at = 0.0
-        self._turn = 0
-        self._moving = Lock()
 
     @property
     def under_way(self) -> bool:
@@ -39,7 +34,7 @@ class Voiding:
         """Begins, where `running` transfers have not ended; the future says when the mark is written, or why it
         can't be."""
         self._epoch = epoch
-        self._stragglers = self._apart = self._tier.capabilities.shared and running > 0
+        self._stragglers = self._apart = self._shared and running > 0
         self._future = self._move()
         return self._future
 
@@ -64,11 +59,4 @@ class Voiding:
         return True
 
     def _move(self) -> "Future[None]":
-        self._turn += 1
-        return self._lane.run(partial(self._move_in_turn, "" if self._apart else self._epoch, self._turn))
-
-    def _move_in_turn(self, epoch: str, turn: int) -> None:
-        """On a thread of the lane: one at a time, and none that a later one has overtaken."""
-        with self._moving:
-            if turn == self._turn:
-                self._tier.move_to(epoch)
+        return self._lane.move_to("" if self._apart else self._epoch)

@@ -1,36 +1,34 @@
 """Builds what a stack's settings describe."""
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from kvcascade.configs.registry import EVICTION, resolve
 from kvcascade.configs.schema import PrimarySettings, SecondarySettings, SharedSettings, StackSettings
 from kvcascade.configs.units import format_size
-from kvcascade.errors import ConfigError, TierUnavailable
+from kvcascade.errors import ConfigError
 from kvcascade.manager import SecondaryTierManager
 from kvcascade.manager.chain import Chain
+from kvcascade.manager.control import TierControl
 from kvcascade.manager.events import EventLog
 from kvcascade.manager.eviction import EvictionPolicy
+from kvcascade.manager.io import IoProcess
 from kvcascade.manager.lane import Lane, ThreadLane
 from kvcascade.manager.level import Level
 from kvcascade.manager.lower import LowerTiers
+from kvcascade.manager.opening import open_tier
 from kvcascade.manager.primary import Primary
 from kvcascade.manager.probes import ProbeTable
 from kvcascade.manager.residency import Residency
 from kvcascade.manager.slots import SlotTable
 from kvcascade.manager.stats import TierStats
-from kvcascade.tiers import OpenContext, Tier, TierSettings
+from kvcascade.tiers import OpenContext, Tier
 from kvcascade.tiers.host import FEWEST_CHUNKS, HostPool, slots_for, too_small
-from kvcascade.tiers.late import LateTier
-from kvcascade.types import Buffer, Capabilities, Namespace
+from kvcascade.types import Buffer, Namespace
 
 __all__ = ["build", "build_lower", "pool_slots"]
-
-logger = logging.getLogger("kvcascade")
 
 
 class LaneMaker(Protocol):
@@ -57,8 +55,8 @@ def build(
     pool: HostPool | None = None,
     events: bool = False,
     clock: Callable[[], float] = time.monotonic,
-    wrap: Callable[[str, Tier], Tier] = lambda name, tier: tier,
-    lane: LaneMaker = ThreadLane,
+    wrap: Callable[[str, Tier], Tier] | None = None,
+    lane: LaneMaker | None = None,
 ) -> SecondaryTierManager:
     """Opens every tier of a stack and returns its manager. Use it as a context manager, or call `shutdown`.
 
@@ -71,7 +69,7 @@ def build(
         events: whether anybody takes the manager's events.
         clock: seconds; what deadlines are measured by.
         wrap: may put something in front of a tier, by its name, for tests and measurements.
-        lane: makes what runs a tier's I/O.
+        lane: makes what runs a tier's I/O. With it, or `wrap`, that is in this process, whatever the stack says.
 
     A tier that can't be opened now is down, and tried again in the background.
 
@@ -90,12 +88,16 @@ def build(
             raise ConfigError(
                 f"pool: {pool.slots} slots of {pool.slot_bytes} bytes; {staging.stop} of {chunk_bytes} are needed"
             )
-        levels = _levels(settings, context, _Seams(pool.slot, wrap, lane, clock), undo)
+        site: _Site = _Here(context, pool.slot, clock, wrap, lane)
+        if settings.io == "process" and settings.secondary and not (wrap or lane):
+            site = _There(IoProcess(pool, settings.secondary, context, clock))
+        undo.callback(site.release)
+        chain = Chain(_levels(settings, chunk_bytes, site, clock, undo), log, site.release)
         undo.pop_all()
     return SecondaryTierManager(
         pool,
         _primary(settings.primary, slots, chunk_bytes, log),
-        Chain(levels, log),
+        chain,
         log,
         watermarks=settings.primary.watermarks,
         pinning=settings.pinning,
@@ -125,8 +127,8 @@ def build_lower(
     *,
     events: bool = False,
     clock: Callable[[], float] = time.monotonic,
-    wrap: Callable[[str, Tier], Tier] = lambda name, tier: tier,
-    lane: LaneMaker = ThreadLane,
+    wrap: Callable[[str, Tier], Tier] | None = None,
+    lane: LaneMaker | None = None,
 ) -> LowerTiers:
     """Opens the secondary tiers of a stack, below a pool that another manager keeps: the stack's own primary tier
     is left out. Arguments are as those of `build`, but for
@@ -148,10 +150,16 @@ def build_lower(
                 f"tiers[{place}].write: 'on_evict' needs slots of our own above it, and the host memory is the "
                 f"engine's; allowed here: through, off"
             )
+    if settings.io == "process":
+        raise ConfigError(
+            "io: 'process' needs host memory of our own, which can be handed over, and here it is the engine's; "
+            "allowed here: thread"
+        )
     context = OpenContext(_within(namespace, settings), chunk_bytes, engine_id, settings.weights_version)
     log = EventLog(events)
     with ExitStack() as undo:
-        levels = _levels(settings, context, _Seams(slot, wrap, lane, clock), undo)
+        site = _Here(context, slot, clock, wrap, lane)
+        levels = _levels(settings, chunk_bytes, site, clock, undo)
         undo.pop_all()
     return LowerTiers(
         Chain(levels, log),
@@ -163,29 +171,92 @@ def build_lower(
     )
 
 
-class _Seams(NamedTuple):
-    slot: Callable[[int], Buffer]
-    wrap: Callable[[str, Tier], Tier]
-    lane: LaneMaker
-    clock: Callable[[], float]
+class _Site(Protocol):
+    """Where tiers live and their lanes run."""
+
+    def open(self, place: int, settings: SecondarySettings) -> tuple[TierControl, bool]:
+        """A tier, by its place among the secondary ones; and whether it could not be opened yet.
+
+        Raises:
+            ConfigError: it can never be opened like this.
+        """
+
+    def lane(self, place: int, settings: SecondarySettings) -> Lane:
+        """The lane of a tier that was opened."""
+
+    def release(self) -> bool:
+        """Ends what lanes run in, by force where they have not ended; False where that can't be."""
 
 
-def _levels(settings: StackSettings, context: OpenContext, seams: _Seams, undo: ExitStack) -> list[Level]:
-    return [_level(place, tier, context, seams, undo) for place, tier in enumerate(settings.secondary)]
+class _Here:
+    """In this process."""
+
+    def __init__(
+        self,
+        context: OpenContext,
+        slot: Callable[[int], Buffer],
+        clock: Callable[[], float],
+        wrap: Callable[[str, Tier], Tier] | None,
+        lane: LaneMaker | None,
+    ) -> None:
+        self._context = context
+        self._slot = slot
+        self._clock = clock
+        self._wrap = wrap or (lambda name, tier: tier)
+        self._make = lane or ThreadLane
+        self._tiers: dict[int, Tier] = {}
+
+    def open(self, place: int, settings: SecondarySettings) -> tuple[TierControl, bool]:
+        tier, late = open_tier(settings, self._context)
+        self._tiers[place] = self._wrap(settings.name, tier)
+        return self._tiers[place], late
+
+    def lane(self, place: int, settings: SecondarySettings) -> Lane:
+        tier = self._tiers[place]
+        return self._make(settings.name, tier, self._slot, settings.concurrency, settings.retries, self._clock)
+
+    def release(self) -> bool:
+        return False
 
 
-def _level(place: int, settings: SecondarySettings, context: OpenContext, seams: _Seams, undo: ExitStack) -> Level:
+class _There:
+    """In a process of their own."""
+
+    def __init__(self, process: IoProcess) -> None:
+        self._tiers = process.tiers
+        self.release = process.close
+
+    def open(self, place: int, settings: SecondarySettings) -> tuple[TierControl, bool]:
+        tier = self._tiers[place]
+        return tier, tier.wait_until_open()
+
+    def lane(self, place: int, settings: SecondarySettings) -> Lane:
+        return self._tiers[place].lane
+
+
+def _levels(
+    settings: StackSettings, chunk_bytes: int, site: _Site, clock: Callable[[], float], undo: ExitStack
+) -> list[Level]:
+    tiers = enumerate(settings.secondary)
+    return [_level(place, tier, chunk_bytes, site, clock(), undo) for place, tier in tiers]
+
+
+def _level(
+    place: int, settings: SecondarySettings, chunk_bytes: int, site: _Site, now: float, undo: ExitStack
+) -> Level:
     """Opens one secondary tier; `undo` closes it again where a later one fails."""
     where = f"tiers[{place + 1}]"
-    tier, late = _open(settings, context, where)
-    tier = seams.wrap(settings.name, tier)
+    try:
+        tier, late = site.open(place, settings)
+    except ConfigError as error:
+        raise ConfigError(f"{where} ({settings.name}): {error}") from error
     undo.callback(tier.close)
-    residency = _residency(settings, tier, context.chunk_bytes, where, late, seams.clock())
-    lane = seams.lane(settings.name, tier, seams.slot, settings.concurrency, settings.retries, seams.clock)
+    residency = _residency(settings, tier, chunk_bytes, where, late, now)
+    lane = site.lane(place, settings)
     undo.callback(lane.close, 1.0)
-    level = Level(place, settings, tier, residency, lane, context.chunk_bytes)
+    level = Level(place, settings, tier, residency, lane, chunk_bytes)
     if late:
-        level.begin_down(seams.clock())
+        level.begin_down(now)
     return level
 
 
@@ -209,28 +280,8 @@ def _staging(settings: StackSettings, chunk_bytes: int) -> int:
     return slots_for(settings.primary.staging, chunk_bytes) if moves else 0
 
 
-def _open(settings: SecondarySettings, context: OpenContext, where: str) -> tuple[Tier, bool]:
-    """The tier, or what stands in for it until it can be opened; and whether it is the latter."""
-    if not isinstance(settings, TierSettings):
-        raise ConfigError(f"{where}.type: {settings.type!r} has settings that open no tier")
-    try:
-        return settings.open(context), False
-    except ConfigError as error:
-        raise ConfigError(f"{where} ({settings.name}): {error}") from error
-    except TierUnavailable as error:
-        logger.warning("tier %r can't be opened now, and is tried again: %s", settings.name, error)
-        return LateTier(partial(settings.open, context), _capabilities(settings)), True
-
-
-def _capabilities(settings: SecondarySettings) -> Capabilities:
-    """Those of a tier that is not open yet, as far as its settings tell."""
-    if isinstance(settings, SharedSettings) and not getattr(settings, "exclusive", False):
-        return Capabilities(persistent=True, shared=True)
-    return Capabilities(persistent=True, bounded=getattr(settings, "capacity", None) is not None)
-
-
 def _residency(
-    settings: SecondarySettings, tier: Tier, chunk_bytes: int, where: str, late: bool, now: float
+    settings: SecondarySettings, tier: TierControl, chunk_bytes: int, where: str, late: bool, now: float
 ) -> Residency | ProbeTable:
     if tier.capabilities.shared:
         return ProbeTable(getattr(settings, "probe_ttl", SharedSettings.model_fields["probe_ttl"].default))

@@ -146,11 +146,12 @@ class Usage(NamedTuple):
 
 class Changes(NamedTuple):
     """What a tier's own housekeeping has changed: chunks that came to light, that it dropped, and that it evicted
-    to make room."""
+    to make room. A lane whose tier was opened anew says in `held` all that it holds: other keys are gone."""
 
     appeared: tuple[Entry, ...] = ()
     vanished: tuple[Key, ...] = ()
     evicted: tuple[Key, ...] = ()
+    held: frozenset[Key] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,14 +60,16 @@ def needs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.mark.parametrize("options", [{}, OPTIONAL], ids=["defaults", "every option"])
 @pytest.mark.parametrize("kind", _types())
+@pytest.mark.parametrize("io", ["thread", "process"])
 def test_a_tier_from_a_stack_file_stores_serves_and_resets(
-    kind: str, options: dict[str, Any], needs: dict[str, Any]
+    io: str, kind: str, options: dict[str, Any], needs: dict[str, Any]
 ) -> None:
     """llm-d/llm-d-kv-cache#499: no tier drifts away from what the builder passes."""
     settings = parse_stack(
         {
             "version": 1,
             "log_every": "0s",
+            "io": io,
             "tiers": [
                 {"type": "host", "capacity": 33 * CHUNK},
                 {"type": kind, "promote": "always", **needs, **options},

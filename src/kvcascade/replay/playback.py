@@ -46,7 +46,7 @@ def replay(
     trace: Trace,
     settings: StackSettings,
     how: Playback,
-    wrap: Callable[[str, Tier], Tier] = lambda name, tier: tier,
+    wrap: Callable[[str, Tier], Tier] | None = None,
 ) -> Report:
     """Plays a trace through a stack that is built for it, and shut down after it.
 

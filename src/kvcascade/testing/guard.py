@@ -131,7 +131,13 @@ def _patched() -> ExitStack:
 def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        _guard.check(name)
+        if not _is_message(arguments[0] if arguments else None):
+            _guard.check(name)
         return function(*arguments, **named)
 
     return call
+
+
+def _is_message(end: object) -> bool:
+    """Whether this is a socket between processes of this machine that never waits: what passes there is no I/O."""
+    return isinstance(end, socket.socket) and end.family == socket.AF_UNIX and end.gettimeout() == 0

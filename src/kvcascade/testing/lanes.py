@@ -4,6 +4,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from kvcascade.errors import TierError, TierUnavailable
 from kvcascade.manager.jobs import Job, JobKind, Report
@@ -21,7 +22,7 @@ class ManualLane:
     other jobs can fall between any two of them. An action begins and ends in one.
 
     Attributes:
-        patient: whether `wait`, `run` and `close` have all the time they need; else they have none.
+        patient: whether `wait`, `move_to` and `close` have all the time they need; else they have none.
         on_transfer: is told of each job just before its bytes move.
     """
 
@@ -39,6 +40,7 @@ class ManualLane:
         self._changes: list[Changes] = []
         self._actions: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._lost = 0
+        self._moves_to = 0
 
     # The manager's side
 
@@ -47,8 +49,8 @@ class ManualLane:
         return len(self._unreported)
 
     @property
-    def lost(self) -> int:
-        return self._lost
+    def up(self) -> bool:
+        return self._lost < self._concurrency
 
     def submit(self, job: Job) -> None:
         self._unreported[job.id] = job
@@ -82,9 +84,10 @@ class ManualLane:
             self.run_all()
         return not self._moves()
 
-    def run(self, action: Callable[[], None]) -> "Future[None]":
+    def move_to(self, epoch: str) -> "Future[None]":
         done: Future[None] = Future()
-        self._actions.append((action, done))
+        self._moves_to += 1
+        self._actions.append((partial(self._move, epoch, self._moves_to), done))
         if self.patient:
             while self._actions:
                 self._act()
@@ -143,6 +146,10 @@ class ManualLane:
         except (TierError, RuntimeError) as error:
             return job.failed(str(error))
 
+    def _move(self, epoch: str, number: int) -> None:
+        if number == self._moves_to:
+            self._tier.move_to(epoch)
+
     def _act(self) -> None:
         action, done = self._actions.popleft()
         try:
@@ -197,8 +204,8 @@ class WatchedLane:
         return self.inner.queued
 
     @property
-    def lost(self) -> int:
-        return self.inner.lost
+    def up(self) -> bool:
+        return self.inner.up
 
     def begin(self, owner: str) -> None:
         """A request begins; an earlier one may have had its id."""
@@ -239,8 +246,8 @@ class WatchedLane:
     def wait(self, timeout: float) -> bool:
         return self.inner.wait(timeout)
 
-    def run(self, action: Callable[[], None]) -> "Future[None]":
-        return self.inner.run(action)
+    def move_to(self, epoch: str) -> "Future[None]":
+        return self.inner.move_to(epoch)
 
     def close(self, timeout: float) -> bool:
         self._closed = True

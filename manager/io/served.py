@@ -1,0 +1,208 @@
+"""One tier in the I/O process."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from threading import Thread
+
+from kvcascade.errors import ConfigError, TierUnavailable
+from kvcascade.manager.jobs import Job
+from kvcascade.manager.lane import ThreadLane
+from kvcascade.manager.opening import open_now, open_tier
+from kvcascade.tiers import Tier
+from kvcascade.types import Buffer, Entry, Usage
+
+from .wire import (
+    Answer,
+    CloseLane,
+    CloseTier,
+    Fault,
+    Found,
+    MoveTo,
+    NoteUses,
+    Opened,
+    Refused,
+    Reported,
+    Run,
+    TierStart,
+    Told,
+    Touch,
+    Withdraw,
+)
+
+__all__ = ["Served"]
+
+logger = logging.getLogger("kvcascade.io")
+
+_OPEN_AGAIN = 2.0
+_BATCH = 4096
+
+
+class Served:
+    """Opens a tier, runs its lane and says what comes of it. Used by the main thread only; the tier is opened on a
+    thread of its own, so that one that takes its time keeps no other one waiting."""
+
+    def __init__(
+        self,
+        place: int,
+        start: TierStart,
+        again: bool,
+        slot: Callable[[int], Buffer],
+        post: Callable[[object], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`again`: what keeps the tier from being opened may pass; `slot`: the bytes of a slot; `post`: sends a
+        message, from any thread; `wake`: has `tell` called, from any thread."""
+        self._place = place
+        self._start = start
+        self._again = again
+        self._slot = slot
+        self._post = post
+        self._wake = wake
+        self._lane: ThreadLane | None = None
+        self._tier: Tier | None = None
+        self._usage: Usage | None = None
+        self._sizes = {start.context.chunk_bytes}
+        self._footprints: dict[int, int] = {}
+        self._answers: list[tuple[int, Future[None]]] = []
+        Thread(target=self._open, name=f"kvcascade-open-{start.settings.name}", daemon=True).start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a deadline may pass."""
+        return self._lane is not None and self._lane.queued > 0
+
+    def handle(self, message: object) -> None:
+        lane, tier = self._lane, self._tier
+        if lane is None or tier is None:
+            self._put_off(message)
+            return
+        match message:
+            case Run():
+                lane.submit(_job(message))
+            case Withdraw():
+                lane.withdraw()
+            case Touch():
+                tier.touch(message.keys)
+            case NoteUses():
+                tier.note_uses(message.uses)
+            case MoveTo():
+                self._answers.append((message.number, lane.move_to(message.epoch)))
+            case CloseLane():
+                self._apart(message.number, lambda: _close(lane, message.timeout))
+            case CloseTier():
+                self._lane = None
+                self._apart(message.number, tier.close)
+
+    def tell(self) -> None:
+        """Sends what is new."""
+        ended = [answer for answer in self._answers if answer[1].done()]  # what was found before comes before
+        if self._lane is not None and self._tier is not None:
+            self._tell_of(self._lane, self._tier)
+        for answer in ended:
+            self._answers.remove(answer)
+            number, future = answer
+            error = future.exception()
+            self._post(Answer(number, Fault.of(error) if error else None))
+
+    def _tell_of(self, lane: ThreadLane, tier: Tier) -> None:
+        reports = [Reported.of(report) for report in lane.poll(time.monotonic())]
+        changes = lane.changes()
+        self._sizes.update(entry.nbytes for change in changes for entry in change.appeared)
+        usage = tier.usage()
+        footprints = self._new_footprints(tier)
+        if reports or changes or footprints or usage != self._usage:
+            self._usage = usage
+            self._post(Told(self._place, usage, footprints, reports, changes))
+
+    def _new_footprints(self, tier: Tier) -> Mapping[int, int]:
+        """Those that have not been told."""
+        now = {size: tier.footprint(size) for size in self._sizes}
+        new = {size: footprint for size, footprint in now.items() if self._footprints.get(size) != footprint}
+        self._footprints = now
+        return new
+
+    def _put_off(self, message: object) -> None:
+        """The tier is not open: there is nothing to close, and nothing else can be done."""
+        match message:
+            case CloseLane() | CloseTier():
+                self._post(Answer(message.number, None))
+            case MoveTo():
+                self._post(Answer(message.number, Fault.of(TierUnavailable("the tier is not open yet"))))
+
+    def _apart(self, number: int, action: Callable[[], None]) -> None:
+        """Does what takes its time on a thread of its own; the answer follows."""
+        done: Future[None] = Future()
+        self._answers.append((number, done))
+        Thread(target=self._resolve, args=(action, done), daemon=True).start()
+
+    def _resolve(self, action: Callable[[], None], done: "Future[None]") -> None:
+        try:
+            action()
+        except Exception as error:  # handed to who asked
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        self._wake()
+
+    # On the thread that opens it
+
+    def _open(self) -> None:
+        try:
+            tier, late, entries = self._open_again() if self._again else _listed(*open_tier(*self._start))
+        except Exception as error:  # told to who builds the stack
+            text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            self._post(Refused(self._place, text))
+            return
+        settings, size = self._start.settings, self._start.context.chunk_bytes
+        self._tier = tier
+        self._lane = ThreadLane(
+            settings.name, tier, self._slot, settings.concurrency, settings.retries, tell=self._wake
+        )
+        footprints = {size: tier.footprint(size)}
+        self._post(Opened(self._place, late, tier.capabilities, tier.usage(), footprints))
+        for start in range(0, len(entries) + 1, _BATCH):
+            some = entries[start : start + _BATCH]
+            sizes = {entry.nbytes for entry in some}
+            footprints = {size: tier.footprint(size) for size in sizes}
+            self._post(Found(self._place, some, footprints, last=start + _BATCH > len(entries)))
+
+    def _open_again(self) -> tuple[Tier, bool, list[Entry]]:
+        """Tries until it works: another one was open, so what keeps this one from being opened passes."""
+        said = False
+        while True:
+            try:
+                return _listed(open_now(*self._start), False)
+            except Exception as error:  # tried again
+                if not said:
+                    logger.warning("tier %r can't be opened again yet: %s", self._start.settings.name, error)
+            said = True
+            time.sleep(_OPEN_AGAIN)
+
+
+class _Nobody:
+    """Is told nothing by a lane."""
+
+    def ended(self, *arguments: object) -> None: ...
+
+
+_NOBODY = _Nobody()
+
+
+def _job(run: Run) -> Job:
+    return Job(run.kind, run.keys, run.slots, run.victims, run.owner, _NOBODY, run.deadline, id=run.id)
+
+
+def _listed(tier: Tier, late: bool) -> tuple[Tier, bool, list[Entry]]:
+    """With what a private tier holds, the least recently used first."""
+    try:
+        return tier, late, [] if tier.capabilities.shared else sorted(tier.entries(), key=lambda entry: entry.used)
+    except BaseException:
+        tier.close()
+        raise
+
+
+def _close(lane: ThreadLane, timeout: float) -> None:
+    if not lane.close(timeout):
+        raise TierUnavailable("a job has not ended")
