@@ -63,6 +63,16 @@ def test_what_does_no_io_is_let_be() -> None:
             time.monotonic()
 
 
+def test_a_message_that_never_waits_for_another_process_is_no_io() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        with forbid_io():
+            one.send(b"x")
+        with pytest.raises(IOViolation), forbid_io(), suppress(IOViolation):
+            other.send(b"this one may wait")
+
+
 def test_other_threads_may() -> None:
     read: list[int] = []
     with forbid_io():
