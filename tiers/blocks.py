@@ -13,12 +13,12 @@ from kvcascade.types import Buffer
 
 __all__ = [
     "Frame",
+    "Frames",
     "Scratch",
     "address",
     "allocate",
     "block_size",
     "direct_works",
-    "framed",
     "open_blocks",
     "read_at",
     "sync_data",
@@ -107,25 +107,21 @@ class Scratch:
     KEPT = 16
 
     def __init__(self) -> None:
-        self._kept: list[mmap.mmap] = []
+        self._kept: list[memoryview] = []
 
-    @contextlib.contextmanager
-    def lend(self, nbytes: int) -> Iterator[memoryview]:
-        """`nbytes` of it, with undefined content."""
-        memory = self._take(nbytes)
-        try:
-            yield memoryview(memory)[:nbytes]
-        finally:
-            if len(memory) == self.USUAL_BYTES and len(self._kept) < self.KEPT:
-                self._kept.append(memory)
-
-    def _take(self, nbytes: int) -> mmap.mmap:
+    def take(self, nbytes: int) -> memoryview:
+        """`nbytes` of it, with undefined content, until it is given back."""
         if nbytes > self.USUAL_BYTES:
-            return mmap.mmap(-1, nbytes)
+            return memoryview(mmap.mmap(-1, nbytes))
         try:
             return self._kept.pop()
         except IndexError:
-            return mmap.mmap(-1, self.USUAL_BYTES)
+            return memoryview(mmap.mmap(-1, self.USUAL_BYTES))
+
+    def give_back(self, memory: memoryview) -> None:
+        """Nobody uses it any more."""
+        if len(memory) == self.USUAL_BYTES and len(self._kept) < self.KEPT:
+            self._kept.append(memory)
 
 
 @dataclass(slots=True)
@@ -142,6 +138,8 @@ class Frame:
 
     @property
     def views(self) -> list[Buffer]:
+        if self.in_place == len(self.payload):
+            return [self.header, self.payload]
         views = [self.header, self.payload[: self.in_place], self.detour]
         return [view for view in views if len(view)]
 
@@ -160,19 +158,30 @@ class Frame:
             self.payload[self.in_place :] = self.detour[:rest]
 
 
-@contextlib.contextmanager
-def framed(scratch: Scratch, payloads: Sequence[Buffer], block: int, direct: bool) -> Iterator[list[Frame]]:
-    """A frame for each payload, for as long as the context lasts."""
-    in_place = [_in_place(payload, block, direct) for payload in payloads]
-    detours = [-(-(len(p) - n) // block) * block for p, n in zip(payloads, in_place, strict=True)]
-    with scratch.lend(len(payloads) * block + sum(detours)) as memory:
+class Frames:
+    """A context: a frame for each payload, for as long as it lasts."""
+
+    def __init__(self, scratch: Scratch, payloads: Sequence[Buffer], block: int, direct: bool) -> None:
+        self._scratch = scratch
+        self._block = block
+        in_place = [_in_place(payload, block, direct) for payload in payloads]
+        rests = [len(payload) - there for payload, there in zip(payloads, in_place, strict=True)]
+        detours = [-(-rest // block) * block for rest in rests] if any(rests) else rests
+        self._parts = list(zip(payloads, in_place, detours, strict=True))
+        self._memory = scratch.take(len(payloads) * block + sum(detours))
+
+    def __enter__(self) -> list[Frame]:
+        memory, start = self._memory, 0
         frames = []
-        start = 0
-        for payload, there, detour in zip(payloads, in_place, detours, strict=True):
-            middle, end = start + block, start + block + detour
+        for payload, there, detour in self._parts:
+            middle = start + self._block
+            end = middle + detour
             frames.append(Frame(memory[start:middle], payload, there, memory[middle:end]))
             start = end
-        yield frames
+        return frames
+
+    def __exit__(self, *raised: object) -> None:
+        self._scratch.give_back(self._memory)
 
 
 def _in_place(payload: Buffer, block: int, direct: bool) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from kvcascade.errors import TierError, TierRefused, TierUnavailable
 from kvcascade.tiers.base import OpenContext, Tier
-from kvcascade.tiers.blocks import Frame, Scratch, framed
+from kvcascade.tiers.blocks import Frame, Frames, Scratch
 from kvcascade.tiers.calls import Calls
 from kvcascade.tiers.envelope import Envelope, checksum, flaw_of, pack
 from kvcascade.types import MAX_KEY_BYTES, Buffer, Capabilities, Changes, Entry, Key, Outcome, Usage
@@ -166,7 +166,7 @@ class DiskTier(Tier):
             else:
                 yield i, self._reject(era, keys[i], location)
         slots = [pinned[i].slot for i in fitting]
-        with framed(self._scratch, [buffers[i] for i in fitting], self._plan.block, self._opened.direct) as frames:
+        with Frames(self._scratch, [buffers[i] for i in fitting], self._plan.block, self._opened.direct) as frames:
             errors = self._slabs.read(slots, frames)
             for i, frame, error in zip(fitting, frames, errors, strict=True):
                 if error is not None:
@@ -211,18 +211,18 @@ class DiskTier(Tier):
             if era is None:
                 return [Outcome.MISSING] * len(keys)
             try:
-                doomed = self._doom(keys)
+                doomed = self._doom(keys, self._index.lookup(keys))
                 error = self._commit(era)
             except TierError as failed:
                 return [Outcome.failed(failed)] * len(keys)
             there = Outcome.OK if error is None else Outcome.failed(error)
             return [there if was else Outcome.MISSING for was in doomed]
 
-    def _doom(self, keys: Sequence[Key]) -> list[bool]:
+    def _doom(self, keys: Sequence[Key], found: Sequence[Location | None]) -> list[bool]:
         """Marks keys to go with the next commit; which of them were there and not marked yet."""
         return [
             location is not None and self._doom_found(key, location)
-            for key, location in zip(keys, self._index.lookup(keys), strict=True)
+            for key, location in zip(keys, found, strict=True)
         ]
 
     def _doom_at(self, key: Key, location: Location) -> bool:
@@ -244,12 +244,12 @@ class DiskTier(Tier):
             if era is None:
                 return [Outcome.REFUSED] * len(keys)
             try:
-                self._doom(victims)
-                there = self._index.lookup(keys)
+                found = self._index.lookup([*victims, *keys])
             except TierError as error:
                 return [Outcome.failed(error)] * len(keys)
+            self._doom(victims, found[: len(victims)])
             outcomes: dict[Key, Outcome] = {}
-            chunks = self._admit(keys, buffers, there, outcomes)
+            chunks = self._admit(keys, buffers, found[len(victims) :], outcomes)
             outcomes |= self._store(era, chunks)
             if victims:
                 self._commit(era)
@@ -319,7 +319,7 @@ class DiskTier(Tier):
         keys = list(portion)
         payloads = [chunks[key] for key in keys]
         slots = [location.slot for location in portion.values()]
-        with framed(self._scratch, payloads, self._plan.block, self._opened.direct) as frames:
+        with Frames(self._scratch, payloads, self._plan.block, self._opened.direct) as frames:
             self._seal(era, frames, portion)
             errors = self._slabs.write(slots, frames)
         if self._durable and None in errors:

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import NamedTuple
 
-from kvcascade.tiers.blocks import DIRECT, Scratch, framed, read_at, write_at
+from kvcascade.tiers.blocks import DIRECT, Frames, Scratch, read_at, write_at
 from kvcascade.tiers.envelope import Envelope, Flaw, checksum, flaw_of, pack, parse
 from kvcascade.tiers.files import sync_folder
 from kvcascade.types import Buffer, Key
@@ -54,7 +54,7 @@ class ChunkFiles:
         no room."""
         fd = self._access.create(temporary, self._flags)
         try:
-            with framed(self._scratch, [payload], BLOCK, self._direct) as (frame,):
+            with Frames(self._scratch, [payload], BLOCK, self._direct) as (frame,):
                 frame.header[:] = pack(envelope, BLOCK)
                 frame.before_write()
                 write_at(fd, frame.views, 0)
@@ -102,7 +102,7 @@ class ChunkFiles:
         info = os.fstat(fd)
         if info.st_size != footprint(len(payload)):
             return Found(Verdict.WRONG, info)
-        with framed(self._scratch, [payload], BLOCK, self._direct) as (frame,):
+        with Frames(self._scratch, [payload], BLOCK, self._direct) as (frame,):
             if read_at(fd, frame.views, 0) < info.st_size:
                 return Found(Verdict.WRONG, info)
             frame.after_read()
