@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import IntEnum
+from operator import attrgetter
 from typing import NamedTuple
 
 from kvcascade.types import Entry, Key, MissReason
@@ -17,13 +17,9 @@ __all__ = ["Admission", "Residency", "Touched"]
 _EARLIER = 1
 """The number of the request that stands for all before this process began."""
 _MOST_USES = 255
-
-
-class _State(IntEnum):
-    WRITING = 1
-    READY = 2
-    LEAVING = 3
-    """Chosen as a victim; the job that deletes it has not ended."""
+_WRITING, _READY, _LEAVING = 1, 2, 3
+"""States of an entry. One that leaves was chosen as a victim; the job that deletes it has not ended."""
+_LAST_USE = attrgetter("used")
 
 
 class Admission(NamedTuple):
@@ -86,22 +82,28 @@ class Residency:
     def load(self, entries: Iterable[Entry]) -> list[Key]:
         """Takes in what a tier found, the least recently used first. Known keys are left as they are; returns the
         others."""
-        new = []
-        unix = time.time()
-        for entry in sorted(entries, key=lambda entry: entry.used):
-            if entry.key not in self._entries:
-                born = self.now - max(0.0, unix - entry.written)
-                uses = min(max(1, entry.uses), _MOST_USES)
-                self._add(entry.key, self._footprint(entry.nbytes), _State.READY, born, uses)
-                self.chunks += 1
-                new.append(entry.key)
-        self.touch(new[::-1], _EARLIER)
-        return new
+        known = self._entries
+        new = {entry.key: entry for entry in sorted(entries, key=_LAST_USE) if entry.key not in known}
+        keys, found = list(new), new.values()
+        sizes = {nbytes: self._footprint(nbytes) for nbytes in {entry.nbytes for entry in found}}
+        start = self.now - time.time()
+        numbers = self._add(
+            keys,
+            _READY,
+            [sizes[entry.nbytes] for entry in found],
+            [min(self.now, start + entry.written) for entry in found],
+            [min(max(1, entry.uses), _MOST_USES) for entry in found],
+        )
+        self.chunks += len(keys)
+        for number in numbers:
+            self._once.again(number, _EARLIER)
+        self._policy.touch(numbers, _EARLIER)
+        return keys
 
     def __contains__(self, key: Key) -> bool:
         """Whether the key is readable on the tier."""
         entry = self._entries.get(key)
-        return entry is not None and self._states[entry] == _State.READY and not self._expired(entry)
+        return entry is not None and self._states[entry] == _READY and not self._expired(entry)
 
     def __iter__(self) -> Iterator[Key]:
         """The readable keys."""
@@ -128,7 +130,7 @@ class Residency:
     def mark_clean(self, key: Key) -> None:
         """The chunk is held by the tier below too."""
         entry = self._entries.get(key)
-        if entry is not None and self._states[entry] == _State.READY and not self._clean[entry]:
+        if entry is not None and self._states[entry] == _READY and not self._clean[entry]:
             self._clean[entry] = 1
             self.clean += 1
 
@@ -158,7 +160,7 @@ class Residency:
         order = []
         for key in reversed(keys):
             entry = self._entries.get(key)
-            if entry is not None and self._states[entry] != _State.LEAVING:
+            if entry is not None and self._states[entry] != _LEAVING:
                 here.append(key)
                 order.append(entry)
                 if self._once.again(entry, request) and self._uses[entry] < _MOST_USES:
@@ -175,7 +177,7 @@ class Residency:
 
     def leaving(self, keys: Sequence[Key]) -> list[Key]:
         """Those of the keys that are on their way out, so that no write can bring them now."""
-        return [key for key in keys if self._state(key) == _State.LEAVING]
+        return [key for key in keys if self._state(key) == _LEAVING]
 
     def admit(
         self, keys: Sequence[Key], nbytes: int, hold: Callable[[Sequence[Key]], bool] = lambda victims: False
@@ -195,16 +197,17 @@ class Residency:
                 count = min(count, max(0, free // size))
                 victims = self._fewest(victims, self.bytes + count * size - self.capacity) if count else []
         gone = [self._evict(victim) for victim in victims]
-        for key in reversed(keys[:count]):
-            self._add(key, size, _State.WRITING, self.now)
+        self._add(
+            keys[count - 1 :: -1] if count else [], _WRITING, [size] * count, [self.now] * count, [1] * count
+        )
         return Admission(count, gone)
 
     def written(self, key: Key) -> bool:
         """The write has ended well: the key is readable. False where that was not awaited."""
         entry = self._entries.get(key)
-        if entry is None or self._states[entry] != _State.WRITING:
+        if entry is None or self._states[entry] != _WRITING:
             return False
-        self._states[entry] = _State.READY
+        self._states[entry] = _READY
         self.chunks += 1
         self._policy.release(entry)
         return True
@@ -212,7 +215,7 @@ class Residency:
     def not_written(self, key: Key, reason: MissReason) -> None:
         """The write has ended without the chunk being there."""
         entry = self._entries.get(key)
-        if entry is not None and self._states[entry] == _State.WRITING:
+        if entry is not None and self._states[entry] == _WRITING:
             self._drop(entry, reason)
 
     def deleted(self, victims: Iterable[Key]) -> list[Key]:
@@ -220,7 +223,7 @@ class Residency:
         gone = []
         for key in victims:
             entry = self._entries.get(key)
-            if entry is not None and self._states[entry] == _State.LEAVING:
+            if entry is not None and self._states[entry] == _LEAVING:
                 self._entries.pop(key)
                 self._give_back(entry)
                 gone.append(key)
@@ -231,8 +234,8 @@ class Residency:
         """The job that was to delete these victims never ran: they are still there."""
         for key in victims:
             entry = self._entries.get(key)
-            if entry is not None and self._states[entry] == _State.LEAVING:
-                self._states[entry] = _State.READY
+            if entry is not None and self._states[entry] == _LEAVING:
+                self._states[entry] = _READY
                 self.chunks += 1
                 self.bytes += self._sizes[entry]
                 self._policy.insert(entry, key, self._uses[entry])
@@ -249,13 +252,13 @@ class Residency:
         entry = self._entries.get(key)
         if entry is not None and self._readers[entry]:
             self._readers[entry] -= 1
-            if not self._readers[entry] and self._states[entry] == _State.READY:
+            if not self._readers[entry] and self._states[entry] == _READY:
                 self._policy.release(entry)
 
     def lost(self, key: Key, reason: MissReason) -> bool:
         """The tier does not have this key after all, or not any more. False where that was known."""
         entry = self._entries.get(key)
-        if entry is None or self._states[entry] != _State.READY:
+        if entry is None or self._states[entry] != _READY:
             return False
         self.chunks -= 1
         self._drop(entry, reason)
@@ -263,10 +266,10 @@ class Residency:
 
     def clear(self) -> list[Key]:
         """Forgets everything, for the tier was emptied. Returns the keys that were there."""
-        there = [key for key in self._entries if self._state(key) != _State.WRITING]
+        there = [key for key in self._entries if self._state(key) != _WRITING]
         self._entries.clear()
         for entry, state in enumerate(self._states):
-            if state in (_State.WRITING, _State.READY):
+            if state in (_WRITING, _READY):
                 self._policy.remove(entry)
         self._keys.clear()
         self._sizes.clear()
@@ -291,24 +294,35 @@ class Residency:
         entry = self._entries.get(key)
         return entry is not None and self._expired(entry) and not self._busy(entry)
 
-    def _add(self, key: Key, size: int, state: _State, born: float, uses: int = 1) -> None:
-        if self._free:
-            entry = self._free.pop()
+    def _add(
+        self, keys: Sequence[Key], state: int, sizes: Sequence[int], born: Sequence[float], uses: Sequence[int]
+    ) -> list[int]:
+        """Entries for these new keys, the least recent one first."""
+        self._make_entries(len(keys) - len(self._free))
+        entries = [self._free.pop() for _ in keys]
+        self._entries.set_all(keys, entries)
+        self.bytes += sum(sizes)
+        insert, use_first = self._policy.insert, self._once.insert
+        for entry, key, size, since, count in zip(entries, keys, sizes, born, uses, strict=True):
             self._keys[entry], self._sizes[entry], self._readers[entry] = key, size, 0
-            self._states[entry], self._born[entry], self._uses[entry] = state, born, uses
-        else:
-            entry = len(self._keys)
-            self._keys.append(key)
-            self._sizes.append(size)
-            self._born.append(born)
-            self._uses.append(uses)
-            self._clean.append(0)
-            self._readers.append(0)
-            self._states.append(state)
-        self._entries[key] = entry
-        self.bytes += size
-        self._once.insert(entry)
-        self._policy.insert(entry, key, uses)
+            self._states[entry], self._born[entry], self._uses[entry] = state, since, count
+            use_first(entry)
+            insert(entry, key, count)
+        return entries
+
+    def _make_entries(self, more: int) -> None:
+        """Gives room for so many more entries."""
+        if more <= 0:
+            return
+        first = len(self._keys)
+        self._keys += [b""] * more
+        self._sizes += [0] * more
+        self._born += [0.0] * more
+        self._readers += [0] * more
+        self._uses += bytes(more)
+        self._clean += bytes(more)
+        self._states += bytes(more)
+        self._free += range(first + more - 1, first - 1, -1)
 
     def _soil(self, entry: int) -> None:
         self.clean -= self._clean[entry]
@@ -318,7 +332,7 @@ class Residency:
         key = self._keys[entry]
         self._soil(entry)
         self._policy.evict(entry)
-        self._states[entry] = _State.LEAVING
+        self._states[entry] = _LEAVING
         self.bytes -= self._sizes[entry]
         self.chunks -= 1
         self.ghosts.add(key, MissReason.EVICTED)
@@ -339,7 +353,7 @@ class Residency:
         self._free.append(entry)
 
     def _busy(self, entry: int) -> bool:
-        return self._states[entry] != _State.READY or self._readers[entry] > 0
+        return self._states[entry] != _READY or self._readers[entry] > 0
 
     def _fewest(self, victims: list[int], short: int) -> list[int]:
         """The leading victims whose sizes cover `short`."""
