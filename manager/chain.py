@@ -28,7 +28,7 @@ class Chain:
         self._events = events
         self._release = release
         for level in self.levels:
-            events.stored(level.name, list(level.residency))
+            events.stored(level.name, level.residency)
 
     def find(self, key: Key, among: frozenset[str] | None = None) -> Level | None:
         """The topmost tier, of those named in `among`, that holds the key and gives it to primary."""

@@ -1,7 +1,7 @@
 """What others may want to know: which tier has come to hold, or has lost, which chunks."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvcascade.types import Key
@@ -31,9 +31,9 @@ class EventLog:
         self._wanted = wanted
         self._events: deque[Event] = deque(maxlen=_KEPT)
 
-    def stored(self, tier: str, keys: Sequence[Key]) -> None:
-        if self._wanted and keys:
-            self._events.append(Event(tier, tuple(keys), removed=False))
+    def stored(self, tier: str, keys: Iterable[Key]) -> None:
+        if self._wanted and (stored := tuple(keys)):
+            self._events.append(Event(tier, stored, removed=False))
 
     def removed(self, tier: str, keys: Sequence[Key]) -> None:
         if self._wanted and keys:

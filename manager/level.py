@@ -1,9 +1,11 @@
 """One secondary tier as the manager sees it: its medium, its lane, what it holds, and what is counted."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 from kvcascade.configs.schema import PromoteAfter, SecondarySettings
@@ -77,7 +79,7 @@ class Level:
         are demoted into it."""
         self.being_deleted: set[Key] = set()
         """Keys that nobody knows to be here, and that a job deletes just in case: not to be written meanwhile."""
-        self._missed: dict[Key, None] = {}
+        self._missed: OrderedDict[Key, None] = OrderedDict()
         self._doubtful: dict[Key, None] = {}
         self._breaker = Breaker(settings.breaker.failures, settings.breaker.probe_every)
         self._voiding = Voiding(lane, tier.capabilities.shared)
@@ -272,7 +274,7 @@ class Level:
             return []
         for key in job.keys:
             self._doubtful.pop(key, None)
-        taken = list(self._doubtful)[:_DOUBTFUL_A_JOB]
+        taken = list(islice(self._doubtful, _DOUBTFUL_A_JOB))
         for key in taken:
             del self._doubtful[key]
         return [key for key in taken if self.residency.absent([key])]
@@ -282,7 +284,7 @@ class Level:
     def miss(self, key: Key) -> None:
         """A cascade of this key was shed or failed: remembered, the oldest forgotten beyond 65,536."""
         if len(self._missed) >= _REMEMBERED:
-            del self._missed[next(iter(self._missed))]
+            self._missed.popitem(last=False)
         self._missed[key] = None
 
     def take_missed(self, keys: Sequence[Key]) -> list[Key]:

@@ -224,3 +224,5 @@ class MissReason(Enum):
     TIMED_OUT = "timed out"
     TIER_DOWN = "tier down"
     UNKNOWN = "unknown"
+
+    __hash__ = object.__hash__  # members are counted at every miss, and an enum's own hash is slow
