@@ -1,2 +1,2 @@
 """vLLM: the ways in which it can use a stack. Nothing is imported here, so that the parts which need no vLLM can
-be used without it; `compat` is the only module that touches vLLM's names."""
+be used without it; the modules `compat`, `compat_tier` and `compat_names` are all that touches vLLM's names."""

@@ -6,6 +6,7 @@ Raises `ConfigError` when it is imported where vLLM is missing, or is of a versi
 """
 
 import logging
+from enum import Enum
 from typing import Any
 
 from kvcascade.errors import ConfigError
@@ -113,9 +114,18 @@ try:
     from vllm.v1.kv_offload.base import OffloadingCounterMetadata as CounterMetadata
     from vllm.v1.kv_offload.base import OffloadingGaugeMetadata as GaugeMetadata
     from vllm.v1.kv_offload.config import OffloadingConfig
-    from vllm.v1.metrics.cache_hit_source import CacheHitSource
 except ImportError as error:
     raise ConfigError(f"vLLM {version} can't be used: {error}; {_WHICH}") from error
+
+
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ImportError:  # before 0.32, which does not ask where hits come from
+
+    class CacheHitSource(Enum):  # type: ignore[no-redef]
+        HOST = "host"
+        DISK = "disk"
+        EXTERNAL_UNSPECIFIED = "external_unspecified"
 
 
 def warn_if_untested() -> None:

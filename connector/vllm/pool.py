@@ -7,28 +7,22 @@ makes the pool when all have come and have said how much room they need; the sch
 
 import contextlib
 import errno
-import json
-import logging
 import os
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvcascade.errors import ConfigError
 from kvcascade.tiers.host import HostPool
 
+from .handover import address, ask, connected, receive_checked, send
+
 __all__ = ["SharedPool", "WorkerPool", "join_as_scheduler", "join_as_worker"]
 
-logger = logging.getLogger("kvcascade")
-
 _PAUSE = 0.05
-_SIZE = struct.Struct("<I")
-_CREDENTIALS = struct.Struct("<3i")  # pid, uid, gid
-_LONGEST = 1 << 20
 
 
 class SharedPool(NamedTuple):
@@ -78,9 +72,9 @@ def join_as_worker(
     while True:
         if host := _Host.bind(engine_id, world):
             return host.gather(hello, make, end)
-        with _connected(engine_id) as connection:
+        with connected(engine_id) as connection:
             if connection:
-                answer, fd = _ask(connection, hello, end)
+                answer, fd = ask(connection, hello, end)
                 return WorkerPool(_attached(fd), answer["part_bytes"])
         if time.monotonic() > end:
             raise ConfigError(f"no worker of engine {engine_id} hands out the host pool after {timeout:g} s")
@@ -95,9 +89,9 @@ def join_as_scheduler(engine_id: str, timeout: float = 60.0) -> SharedPool:
     """
     end = time.monotonic() + timeout
     while True:
-        with _connected(engine_id) as connection:
+        with connected(engine_id) as connection:
             if connection:
-                answer, fd = _ask(connection, {"rank": None}, end)
+                answer, fd = ask(connection, {"rank": None}, end)
                 return SharedPool(_attached(fd), answer["ranks"])
         if time.monotonic() > end:
             raise ConfigError(
@@ -105,6 +99,19 @@ def join_as_scheduler(engine_id: str, timeout: float = 60.0) -> SharedPool:
                 f"workers must be processes of one user on one host"
             )
         time.sleep(_PAUSE)
+
+
+class _Waiting(list[socket.socket]):
+    """Workers that have come and wait for the pool. They hear of it where there will be none."""
+
+    def __enter__(self) -> "_Waiting":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for connection in self:
+            with connection, contextlib.suppress(OSError):
+                if error is not None:
+                    send(connection, {"error": str(error)})
 
 
 class _Host:
@@ -121,7 +128,7 @@ class _Host:
         """None where another worker was first."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listener.bind(_address(engine_id))
+            listener.bind(address(engine_id))
         except OSError as error:
             listener.close()
             if error.errno == errno.EADDRINUSE:
@@ -133,23 +140,16 @@ class _Host:
     def gather(self, own: dict[str, Any], make: Callable[[int], HostPool], end: float) -> WorkerPool:
         """Waits for the other workers, makes the pool, hands it to them, and stays for the scheduler."""
         hellos = {own["rank"]: own}
-        waiting: list[socket.socket] = []
-        try:
-            while len(hellos) < self._world:
-                self._welcome(hellos, waiting, end)
-            part_bytes = max(hello["part_bytes"] for hello in hellos.values())
-            pool = self._pool = make(part_bytes)
-            for connection in waiting:
-                _send(connection, {"part_bytes": part_bytes}, pool.fd)
-        except BaseException as error:
-            for connection in waiting:
-                with contextlib.suppress(OSError):
-                    _send(connection, {"error": str(error)})
-            self._listener.close()
-            raise
-        finally:
-            for connection in waiting:
-                connection.close()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._listener.close)
+            with _Waiting() as waiting:
+                while len(hellos) < self._world:
+                    self._welcome(hellos, waiting, end)
+                part_bytes = max(hello["part_bytes"] for hello in hellos.values())
+                pool = self._pool = make(part_bytes)
+                for connection in waiting:
+                    send(connection, {"part_bytes": part_bytes}, pool.fd)
+            undo.pop_all()
         ranks = [hellos[rank]["told"] for rank in sorted(hellos)]
         self._thread = threading.Thread(
             target=self._serve_scheduler, args=(ranks,), name="kvcascade-pool", daemon=True
@@ -165,7 +165,7 @@ class _Host:
             self._thread.join()
         self._listener.close()
 
-    def _welcome(self, hellos: dict[int, dict[str, Any]], waiting: list[socket.socket], end: float) -> None:
+    def _welcome(self, hellos: dict[int, dict[str, Any]], waiting: _Waiting, end: float) -> None:
         """Takes the next worker."""
         self._listener.settimeout(max(0.01, end - time.monotonic()))
         try:
@@ -176,7 +176,7 @@ class _Host:
                 f"ranks {missing} of {self._world} have not come to share the host pool; all workers of an engine "
                 f"must be processes of one user on one host"
             ) from None
-        hello = _receive_checked(connection)
+        hello = receive_checked(connection)
         if hello is None or hello.get("rank") in (None, *hellos):
             connection.close()  # another user, or an engine of the same id that is starting, too
             return
@@ -191,41 +191,13 @@ class _Host:
             except OSError:
                 return
             with connection:
-                hello = _receive_checked(connection)
+                hello = receive_checked(connection)
                 if hello is None or hello.get("rank") is not None or self._pool is None:
                     continue
                 with contextlib.suppress(OSError):
-                    _send(connection, {"ranks": ranks}, self._pool.fd)
+                    send(connection, {"ranks": ranks}, self._pool.fd)
                     self._listener.close()
                     return
-
-
-def _address(engine_id: str) -> str:
-    return f"\0kvcascade/{os.geteuid()}/{engine_id}"
-
-
-@contextlib.contextmanager
-def _connected(engine_id: str) -> "Iterator[socket.socket | None]":
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        try:
-            connection.connect(_address(engine_id))
-        except OSError:
-            yield None
-            return
-        yield connection if _is_ours(connection) else None
-
-
-def _ask(connection: socket.socket, hello: dict[str, Any], end: float) -> tuple[dict[str, Any], int]:
-    """Sends a hello; returns the answer and the pool's file descriptor."""
-    connection.settimeout(max(1.0, end - time.monotonic()))
-    try:
-        _send(connection, hello)
-        answer, fd = _receive(connection)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the host pool was not handed over: {error}") from error
-    if fd is None:
-        raise ConfigError(answer.get("error", "the host pool was not handed over"))
-    return answer, fd
 
 
 def _attached(fd: int) -> HostPool:
@@ -233,50 +205,3 @@ def _attached(fd: int) -> HostPool:
         return HostPool.attach(fd)
     finally:
         os.close(fd)
-
-
-def _is_ours(connection: socket.socket) -> bool:
-    """Whether the other side is a process of this user."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1]) == os.geteuid()
-
-
-def _receive_checked(connection: socket.socket) -> dict[str, Any] | None:
-    connection.settimeout(10.0)
-    try:
-        return _receive(connection)[0] if _is_ours(connection) else None
-    except (OSError, ValueError) as error:
-        logger.debug("a connection to the host pool is of no use: %s", error)
-        return None
-
-
-def _send(connection: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
-    raw = json.dumps(message).encode()
-    socket.send_fds(connection, [_SIZE.pack(len(raw))], [] if fd is None else [fd])
-    connection.sendall(raw)
-
-
-def _receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
-    size, fds, _, _ = socket.recv_fds(connection, _SIZE.size, 1)
-    try:
-        raw = _read(connection, _SIZE.unpack(size)[0]) if len(size) == _SIZE.size else b""
-        message = json.loads(raw)
-        if not isinstance(message, dict):
-            raise ValueError("a message that is no mapping")
-    except BaseException:
-        for fd in fds:
-            os.close(fd)
-        raise
-    return message, fds[0] if fds else None
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    if size > _LONGEST:
-        raise ValueError(f"a message of {size} bytes")
-    raw = b""
-    while len(raw) < size:
-        piece = connection.recv(size - len(raw))
-        if not piece:
-            raise ValueError("the connection was closed")
-        raw += piece
-    return raw

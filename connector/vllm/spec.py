@@ -11,13 +11,13 @@ from kvcascade import __version__
 from kvcascade.configs import StackSettings
 from kvcascade.configs.units import format_size
 from kvcascade.connector.worker import TransferWorker
-from kvcascade.errors import ConfigError
 from kvcascade.manager import SecondaryTierManager
 from kvcascade.stack import build, pool_slots
 from kvcascade.tiers.host import HostPool
 from kvcascade.types import Namespace
 
 from . import compat, identity
+from .checks import check_engine
 from .ledger import CopyLedger
 from .logs import share_handlers
 from .manager import CascadeManager
@@ -30,9 +30,6 @@ from .worker import CascadeWorker, layout_of
 __all__ = ["KVCascadeSpec", "WorkerTransfers"]
 
 logger = logging.getLogger("kvcascade")
-
-_UNNAMED = frozenset({"memory", "noop"})
-"""Tiers that end with their process."""
 
 
 class WorkerTransfers(NamedTuple):
@@ -96,7 +93,7 @@ class KVCascadeSpec(compat.OffloadingSpec):
         """Makes or maps the pool, and checks the engine. In a worker's process; `kv_caches`: vLLM's
         `CanonicalKVCaches`."""
         engine, parallel = compat.current_config(), self.config.parallel
-        _check_engine(engine, self._stack)
+        check_engine(engine, self._stack)
         tensors, groups = layout_of(kv_caches, self.blocks_per_chunk)
         needed = TransferWorker.part_bytes(tensors, groups)
         told = {"rank": identity.rank_parts(engine, self.config, kv_caches)}
@@ -127,22 +124,6 @@ class KVCascadeSpec(compat.OffloadingSpec):
 
     def _tokens_per_chunk(self) -> int:
         return int(max(self.tokens_per_block)) * int(self.blocks_per_chunk)
-
-
-def _check_engine(engine: Any, stack: StackSettings) -> None:
-    """
-    Raises:
-        ConfigError: vLLM is set so that a stack is of no use, or can't work.
-    """
-    if not engine.cache_config.enable_prefix_caching:
-        raise ConfigError("prefix caching is off, so no chunk has a key; start vLLM with --enable-prefix-caching")
-    nodes = getattr(engine.parallel_config, "nnodes_within_dp", 1)
-    if nodes > 1:
-        raise ConfigError(
-            f"the engine spans {nodes} nodes, and its host pool can't; use one node for each data-parallel replica"
-        )
-    outlive = [tier.name for tier in stack.secondary if tier.type not in _UNNAMED]
-    identity.check_hashes(engine.cache_config.prefix_caching_hash_algo, outlive)
 
 
 def _log_start(settings: StackSettings, namespace: Namespace, stack: SecondaryTierManager, tokens: float) -> None:

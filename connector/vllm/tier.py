@@ -22,11 +22,12 @@ from kvcascade.types import Buffer, Key, LookupResult, Namespace, RequestContext
 
 from . import compat
 from . import compat_tier as tiering
+from .checks import check_engine
 from .logs import log_reset, share_handlers
-from .media import allowed, place_of
+from .media import allowed, in_vllm, place_of
 from .metrics import Counters, definitions
 from .options import stack_of
-from .tier_identity import check_engine, namespace_of
+from .tier_identity import namespace_of
 
 __all__ = ["KVCascadeTier"]
 
@@ -143,18 +144,8 @@ class KVCascadeTier(tiering.SecondaryTierManager):
         log_reset(self._tiers.reset())
 
     def take_events(self) -> Iterable[Any]:
-        if not self._tell_events:
-            return
-        for event in self._tiers.take_events():
-            place = self._places[event.tier]
-            yield compat.OffloadingEvent(
-                keys=list(event.keys),
-                medium=place.medium,
-                removed=event.removed,
-                locality=place.locality,
-                ownership=place.owner,
-                removal_expected=place.tells_removals,
-            )
+        if self._tell_events:
+            yield from in_vllm(self._tiers.take_events(), self._places)
 
     def get_stats(self) -> Any:
         return self._counters.take(self._tiers.get_stats())

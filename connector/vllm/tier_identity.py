@@ -7,29 +7,14 @@ import secrets
 from hashlib import sha256
 from typing import Any
 
-from kvcascade.configs import StackSettings
-from kvcascade.errors import ConfigError
 from kvcascade.types import Namespace
 
 from . import compat, identity
 from . import compat_tier as tiering
 
-__all__ = ["check_engine", "namespace_of"]
+__all__ = ["namespace_of"]
 
 logger = logging.getLogger("kvcascade")
-
-_END_WITH_PROCESS = frozenset({"memory", "noop"})
-
-
-def check_engine(engine: Any, stack: StackSettings) -> None:
-    """
-    Raises:
-        ConfigError: vLLM is set so that a stack is of no use.
-    """
-    if not engine.cache_config.enable_prefix_caching:
-        raise ConfigError("prefix caching is off, so no chunk has a key; start vLLM with --enable-prefix-caching")
-    outlive = [tier.name for tier in stack.secondary if tier.type not in _END_WITH_PROCESS]
-    identity.check_hashes(engine.cache_config.prefix_caching_hash_algo, outlive)
 
 
 def namespace_of(engine: Any, offloading: Any, row_bytes: int) -> Namespace:

@@ -1,12 +1,17 @@
 """Which versions of vLLM work is said before anything else goes wrong."""
 
+import ast
 import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import kvcascade
+
+PACKAGE = Path(kvcascade.__file__).parent / "connector" / "vllm"
 PROBE = "import kvcascade.connector.vllm.{module} as m; m.{call}"
 
 
@@ -33,6 +38,20 @@ def test_a_version_that_can_not_work_is_refused_with_those_that_do(old):
 
 def test_the_plugin_does_not_disturb_such_a_version(old):
     assert run(old, "plugin", "register()").returncode == 0
+
+
+def imported(path):
+    """The names of all modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module
+
+
+def test_only_the_compatibility_modules_touch_vllm():
+    touch = {path.stem for path in PACKAGE.glob("*.py") if any(n.split(".")[0] == "vllm" for n in imported(path))}
+    assert touch == {"compat", "compat_tier", "compat_names"}
 
 
 @pytest.mark.e2e
