@@ -14,7 +14,7 @@ from kvcascade.connector.transfers import ConnectorMetadata, WorkerReport
 
 from . import compat, plugin
 from .cache_groups import check_served, groups_of
-from .scheduler_side import SchedulerSide
+from .scheduler_side import LostLoad, SchedulerSide
 from .spec import KVCascadeSpec
 from .worker_side import WorkerSide
 
@@ -26,8 +26,10 @@ logger = logging.getLogger("kvcascade")
 class StepPlan(compat.ConnectorMetadata):
     """What the workers are to do in a step."""
 
-    def __init__(self, plan: ConnectorMetadata) -> None:
+    def __init__(self, plan: ConnectorMetadata, lost: Sequence[LostLoad] = ()) -> None:
         self.plan = plan
+        self.lost = lost
+        """Loads of earlier steps that vLLM is to be told of as failed."""
 
 
 class StepReport(compat.WorkerMetadata):
@@ -71,12 +73,7 @@ class KVCascadeConnector(compat.KVConnectorBase, compat.SupportsHMA):
                 prompt_only=spec.offload_prompt_only,
             )
         else:
-            parallel = spec.config.parallel
-            shared = (
-                parallel.pcp_size > 1 or parallel.dcp_size > 1
-            )  # then a block holds more tokens than vLLM counts
-            by_block = len(groups) == 1 and groups[0].window is None and not shared
-            self.worker = WorkerSide(spec, by_block)
+            self.worker = WorkerSide(spec, _told_by_block(spec, groups))
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str:
@@ -95,7 +92,7 @@ class KVCascadeConnector(compat.KVConnectorBase, compat.SupportsHMA):
         self.worker.register(caches)
 
     def handle_preemptions(self, kv_connector_metadata: StepPlan) -> None:
-        self.worker.before_forward(kv_connector_metadata.plan)
+        self.worker.before_forward(kv_connector_metadata.plan, kv_connector_metadata.lost)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """After the forward pass: all loads are asynchronous."""
@@ -135,12 +132,15 @@ class KVCascadeConnector(compat.KVConnectorBase, compat.SupportsHMA):
         return self.scheduler.hits_by_source(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
-        return StepPlan(self.scheduler.adapter.build_connector_meta(scheduler_output))
+        return StepPlan(self.scheduler.adapter.build_connector_meta(scheduler_output), self.scheduler.take_lost())
 
     def update_connector_output(self, connector_output: Any) -> None:
         told = connector_output.kv_connector_worker_meta
-        if told is not None:
-            self.scheduler.take_report(told.report)
+        if told is None:
+            return
+        lost = self.scheduler.take_report(told.report)
+        if lost and connector_output.finished_recving:
+            connector_output.finished_recving -= lost
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         """vLLM itself keeps the blocks of a request that is loading; nothing else has to be kept."""
@@ -151,7 +151,7 @@ class KVCascadeConnector(compat.KVConnectorBase, compat.SupportsHMA):
         return self.request_finished(request, [])
 
     def has_pending_push_work(self) -> bool:
-        return self.scheduler.adapter.has_pending_work()
+        return self.scheduler.has_pending_work()
 
     def take_events(self) -> Iterable[Any]:
         return self.scheduler.take_events()

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvcascade.connector.groups import GroupSpec
 from kvcascade.connector.scheduler import SchedulerAdapter
@@ -16,9 +16,17 @@ from .logs import log_reset
 from .media import Place, allowed, in_vllm
 from .metrics import Counters
 
-__all__ = ["SchedulerSide"]
+__all__ = ["LostLoad", "SchedulerSide"]
 
 logger = logging.getLogger("kvcascade")
+
+
+class LostLoad(NamedTuple):
+    """A load that has ended and has not brought all that vLLM counts on. Pickles."""
+
+    req_id: str
+    blocks: frozenset[int]
+    """Device blocks without their content, of all cache groups."""
 
 
 class SchedulerSide:
@@ -49,17 +57,30 @@ class SchedulerSide:
         self._tells_events = events.enable_kv_cache_events
         self._events = compat.EventsTracker(events)
         self._counters = Counters()
+        self._lost: list[LostLoad] = []
 
-    def take_report(self, report: WorkerReport) -> None:
-        """Failed loads need no word here: the workers have told vLLM, which computes those tokens."""
-        for ended in self.adapter.update_connector_output(report):
-            if not ended.ok:
-                logger.warning(
-                    "request %s: %d chunks could not be copied to the device; tokens from %d on are computed",
-                    ended.req_id,
-                    len(ended.keys),
-                    ended.valid_tokens,
-                )
+    def take_report(self, report: WorkerReport) -> set[str]:
+        """What workers have ended. Returns the requests whose loads have not brought all: copies have failed, or
+        the cache was reset meanwhile. They are not to go on before vLLM knows, and it hears of that from workers
+        only: they tell it in the next step (`take_lost`)."""
+        lost = [ended for ended in self.adapter.update_connector_output(report) if not ended.ok]
+        for ended in lost:
+            logger.warning(
+                "request %s: %d chunks were not loaded to the device; tokens from %d on are computed",
+                ended.req_id,
+                len(ended.keys),
+                ended.valid_tokens,
+            )
+        self._lost += [LostLoad(ended.req_id, frozenset().union(*ended.invalid)) for ended in lost]
+        return {load.req_id for load in self._lost}
+
+    def take_lost(self) -> list[LostLoad]:
+        """What the workers are to tell vLLM in the next step."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def has_pending_work(self) -> bool:
+        return bool(self._lost) or self.adapter.has_pending_work()
 
     def hits_by_source(self, request: Any, tokens: int) -> dict[Any, int]:
         """Where the tokens come from that are being loaded for a request."""

@@ -1,13 +1,14 @@
 """The connector's half in vLLM's workers."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvcascade.connector.protocols import NO_BLOCK
 from kvcascade.connector.transfers import ConnectorMetadata, Direction, Transfer, WorkerReport
 from kvcascade.errors import ProtocolError
 
 from . import compat
+from .scheduler_side import LostLoad
 from .spec import KVCascadeSpec, WorkerTransfers
 
 __all__ = ["WorkerSide"]
@@ -32,6 +33,7 @@ class WorkerSide:
         self._own: WorkerTransfers | None = None
         self._running: dict[int, _Running] = {}
         self._report = WorkerReport()
+        self._lost: list[LostLoad] = []
         self._invalid: set[int] = set()
         self._stats = compat.ConnectorStats()
 
@@ -39,8 +41,13 @@ class WorkerSide:
         """The KV tensors are there. `caches`: vLLM's `CanonicalKVCaches`."""
         self._own = self._spec.join(caches)
 
-    def before_forward(self, plan: ConnectorMetadata) -> None:
-        """The fence: copies whose blocks are given to somebody else end before anything is computed."""
+    def before_forward(self, plan: ConnectorMetadata, lost: Sequence[LostLoad] = ()) -> None:
+        """The fence: copies whose blocks are given to somebody else end before anything is computed.
+
+        Args:
+            lost: loads of earlier steps that vLLM is to be told of now.
+        """
+        self._lost += lost
         for transfer in (*plan.loads, *plan.stores):
             self._running[transfer.job] = _Running(transfer, time.monotonic())
         self._joined.transfers.handle_preemptions(plan)
@@ -52,19 +59,20 @@ class WorkerSide:
         self._joined.transfers.wait_for_save(plan)
 
     def take_results(self) -> Any:
-        """The requests whose loads have ended since the last call, as vLLM's `KVConnectorTransferResults`."""
+        """The requests whose loads have ended since the last call, as vLLM's `KVConnectorTransferResults`.
+
+        Which of them have not brought all, on whatever rank, only the scheduler's half knows: it takes those out,
+        and has them told once more as failed.
+        """
         results = compat.TransferResults()
         report = self._joined.transfers.get_finished()
         for job in report.ended:
-            running, failed = self._running.pop(job), report.failed.get(job, set())
+            running = self._running.pop(job)
             self._count(running)
             if running.transfer.direction is Direction.LOAD:
                 results.finished_recving.add(running.transfer.req_id)
-                if failed and self._by_block:
-                    self._invalid.update(_blocks(running.transfer, failed))
-                elif failed:
-                    results.failed_recving.add(running.transfer.req_id)
         self._report.merge(report)
+        self._tell_lost(results)
         return results
 
     def take_invalid_blocks(self) -> set[int]:
@@ -92,13 +100,18 @@ class WorkerSide:
             raise ProtocolError("a step has come before register_kv_caches")
         return self._own
 
+    def _tell_lost(self, results: Any) -> None:
+        for load in self._lost:
+            results.finished_recving.add(load.req_id)
+            if self._by_block:
+                self._invalid.update(load.blocks)
+            else:
+                results.failed_recving.add(load.req_id)
+        self._lost.clear()
+
     def _count(self, running: _Running) -> None:
         name, sizes = _NAMES[running.transfer.direction], self._joined.block_bytes
         nbytes = sum(sizes[chunk.group] * len(chunk.blocks) for chunk in running.transfer.chunks)
         self._stats.increase_counter(f"{name}_bytes", nbytes)
         self._stats.increase_counter(f"{name}_time", time.monotonic() - running.begun)
         self._stats.observe_histogram(f"{name}_size", nbytes)
-
-
-def _blocks(transfer: Transfer, places: set[int]) -> set[int]:
-    return {block for place in places for block in transfer.chunks[place].blocks} - {NO_BLOCK}

@@ -25,6 +25,7 @@ from kvcascade.connector.vllm.cache_groups import check_served, groups_of
 from kvcascade.connector.vllm.connector import KVCascadeConnector, StepPlan, StepReport
 from kvcascade.connector.vllm.hits import hits_by_source
 from kvcascade.connector.vllm.pool import WorkerPool
+from kvcascade.connector.vllm.scheduler_side import LostLoad
 from kvcascade.connector.vllm.spec import WorkerTransfers
 from kvcascade.connector.vllm.worker_side import WorkerSide
 from kvcascade.connector.worker import GroupLayout, TransferWorker
@@ -169,31 +170,38 @@ def run(side, plan, until):
 class TestFailedLoads:
     PLAN = ConnectorMetadata(loads=[load(7, "a", (0, (3,)), (1, (4,)), (2, (0,)))])
 
-    def test_blocks_are_told_in_the_step_that_ends_the_load(self, worker):
+    LOST = (LostLoad("a", frozenset({4})),)
+
+    def test_the_scheduler_hears_which_chunks_have_failed(self, worker):
         side, copier = worker(by_block=True)
         copier.bad = {1, 2}
         results = run(side, self.PLAN, 7)
         assert (results.finished_recving, results.failed_recving) == ({"a"}, set())
-        assert side.take_invalid_blocks() == {4}  # block 0 holds nothing, and is not copied
         assert side.take_invalid_blocks() == set()
-        assert side.take_report() == WorkerReport({7: 1}, {7: {1}})
+        assert side.take_report() == WorkerReport({7: 1}, {7: {1}})  # block 0 holds nothing, and is not copied
+
+    def test_blocks_are_told_with_the_end_of_the_load(self, worker):
+        side, _ = worker(by_block=True)
+        side.before_forward(ConnectorMetadata(), self.LOST)
+        results = side.take_results()
+        assert (results.finished_recving, results.failed_recving) == ({"a"}, set())
+        assert side.take_invalid_blocks() == {4}
+        assert side.take_results().finished_recving == side.take_invalid_blocks() == set()
 
     def test_requests_are_told_where_blocks_can_not_be(self, worker):
-        side, copier = worker(by_block=False, groups=2)
-        copier.bad = {1}
-        results = run(side, self.PLAN, 7)
+        side, _ = worker(by_block=False, groups=2)
+        side.before_forward(ConnectorMetadata(), self.LOST)
+        results = side.take_results()
         assert (results.finished_recving, results.failed_recving) == ({"a"}, {"a"})
         assert side.take_invalid_blocks() == set()
 
     def test_others_are_not_touched(self, worker):
-        side, copier = worker(by_block=False)
-        copier.bad = {1}
-        plan = ConnectorMetadata(loads=[load(7, "a", (0, (3,))), load(8, "b", (1, (4,)))])
-        side.before_forward(plan)
-        side.start_loads(plan)
-        side.before_forward(ConnectorMetadata(flush={7, 8}))
+        side, _ = worker(by_block=False)
+        side.before_forward(ConnectorMetadata(loads=[load(8, "b", (1, (4,)))]), self.LOST)
+        side.start_loads(ConnectorMetadata(loads=[load(8, "b", (1, (4,)))]))
+        side.before_forward(ConnectorMetadata(flush={8}))
         results = side.take_results()
-        assert (results.finished_recving, results.failed_recving) == ({"a", "b"}, {"b"})
+        assert (results.finished_recving, results.failed_recving) == ({"a", "b"}, {"a"})
 
     def test_what_was_copied_is_counted_as_vllm_does(self, worker):
         side, _ = worker(by_block=True)
@@ -209,7 +217,8 @@ def test_reports_of_workers_add_up_and_travel():
     assert both.report == WorkerReport({7: 2, 8: 1}, {7: {0, 2}})
     assert (one, other) == (WorkerReport({7: 1, 8: 1}, {7: {0}}), WorkerReport({7: 1}, {7: {2}}))
     plan = ConnectorMetadata(loads=[load(7, "a", (0, (3,)))], flush={3})
-    assert pickle.loads(pickle.dumps(StepPlan(plan))).plan == plan
+    step = pickle.loads(pickle.dumps(StepPlan(plan, [LostLoad("a", frozenset({4}))])))
+    assert (step.plan, step.lost) == (plan, [LostLoad("a", frozenset({4}))])
 
 
 def test_which_failures_are_told_by_block():
