@@ -1,52 +1,93 @@
 """Real vLLM engines, each in a process of its own, with a tiny model made on the spot; and the table of what was
-seen, which is printed at the end.
+seen, which is printed at the end and is the one that docs/vllm.md shows.
 
 Run by `make e2e`, with the interpreter of an environment in which vLLM is installed.
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvcascade.testing.vllm import WAYS, Engine, Nursery, make_model, transfer_config
+from kvcascade.testing.vllm import PROMPTS, WAYS, Engine, Nursery, make_model, transfer_config
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
-_seen = pytest.StashKey[list[tuple[str, str, str, str]]]()
+
+DOCS = Path(__file__).parents[2] / "docs" / "vllm.md"
+EQUAL, DIFFERENT = "equal", "differ, as they must"
+
+
+class Table:
+    """Rows of scenarios, with the cached tokens of each way in which they were run."""
+
+    HEAD = ("scenario", *WAYS, "outputs")
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, str]] = {}
+
+    def add(self, row: dict[str, str]) -> None:
+        self.rows.setdefault(row["scenario"], {}).update(row)
+
+    @classmethod
+    def of_docs(cls) -> "Table":
+        table = cls()
+        lines = DOCS.read_text().splitlines() if DOCS.exists() else []
+        at = lines.index(_line(cls.HEAD)) if _line(cls.HEAD) in lines else len(lines)
+        for line in lines[at + 2 :]:
+            if not line.startswith("|"):
+                break
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            table.add({name: cell for name, cell in zip(cls.HEAD, cells, strict=True) if cell})
+        return table
+
+    def lines(self) -> list[str]:
+        rows = [[row.get(name, "") for name in self.HEAD] for row in self.rows.values()]
+        return [_line(row) for row in (self.HEAD, ["---"] * len(self.HEAD), *rows)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+_seen = pytest.StashKey[Table]()
 
 
 class Seen:
-    """What was seen in this test, for the table at the end."""
+    """What was seen, for the table at the end."""
 
-    def __init__(self, rows: list[tuple[str, str, str, str]]) -> None:
-        self._rows = rows
+    def __init__(self, table: Table, documented: Table) -> None:
+        self._table = table
+        self._documented = documented
 
-    def note(self, way: str, scenario: str, cached: Sequence[int] | str, equal: str = "equal") -> None:
+    def note(self, way: str, scenario: str, cached: Sequence[int] | str, outputs: str = EQUAL) -> None:
+        """`cached`: of each prompt; or in words, where it depends on what happens when. docs/vllm.md has to show
+        the same."""
         text = cached if isinstance(cached, str) else " + ".join(map(str, cached))
-        self._rows.append((way, scenario, text, equal))
+        row = {"scenario": scenario, way: text, "outputs": outputs}
+        self._table.add(row)
+        if DOCS.exists():
+            shown = self._documented.rows.get(scenario, {})
+            assert row.items() <= shown.items(), f"docs/vllm.md shows {shown}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_seen] = []
+    config.stash[_seen] = Table()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    rows = config.stash[_seen]
-    if not rows:
-        return
-    terminalreporter.section("way in x scenario")
-    terminalreporter.write_line("| way in | scenario | cached tokens | outputs |")
-    terminalreporter.write_line("| --- | --- | --- | --- |")
-    for row in rows:
-        terminalreporter.write_line("| " + " | ".join(row) + " |")
+    if config.stash[_seen].rows:
+        terminalreporter.section("scenario x way in: cached tokens")
+        for line in config.stash[_seen].lines():
+            terminalreporter.write_line(line)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def seen(request: pytest.FixtureRequest) -> Seen:
-    return Seen(request.config.stash[_seen])
+    return Seen(request.config.stash[_seen], Table.of_docs())
 
 
 @pytest.fixture(scope="session")
@@ -62,42 +103,77 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     nursery.close()
 
 
-@pytest.fixture
-def engine(model: Path, nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
-    """Starts an engine: `stack` is ours, by `way`; without one it is plain vLLM. All end with the test."""
-    begun: list[Engine] = []
+@pytest.fixture(scope="module", params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Engines:
+    """Starts engines, and ends them all."""
+
+    def __init__(self, model: Path, nursery: Nursery, folder: Path) -> None:
+        self._model = model
+        self._nursery = nursery
+        self._folder = folder
+        self._begun: list[Engine] = []
 
     def start(
+        self,
         stack: Any = None,
         way: str = WAYS[0],
         extra: dict[str, Any] | None = None,
         wait: bool = True,
-        env: dict[str, str] | None = None,
         prefix: Sequence[str] = (),
+        env: dict[str, str] | None = None,
         **settings: Any,
     ) -> Engine:
-        given = {"model": str(model), "max_model_len": 2048} | settings
+        """`stack` is ours, by `way`; without one it is plain vLLM. `prefix`: a command, for a process that is not
+        forked."""
+        given = {"model": str(self._model), "max_model_len": 2048} | settings
         if stack is not None:
             given.setdefault("kv_transfer_config", transfer_config(way, stack, **(extra or {})))
-        log = tmp_path / f"engine-{len(begun)}.log"
-        engine = Engine(given, log, nursery if not env and not prefix else None, env, prefix)
-        begun.append(engine)
+        log = self._folder / f"engine-{len(self._begun)}.log"
+        engine = Engine(given, log, None if prefix else self._nursery, env, prefix)
+        self._begun.append(engine)
         return engine.wait_ready() if wait else engine
 
-    yield start
-    for engine in begun:
-        engine.kill()
+    def kill(self) -> None:
+        for engine in self._begun:
+            engine.kill()
+
+
+@pytest.fixture
+def engine(model: Path, nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+    """A function that starts an engine. All end with the test."""
+    engines = Engines(model, nursery, tmp_path)
+    yield engines.start
+    engines.kill()
+
+
+@pytest.fixture(scope="module")
+def lasting(
+    way: str, model: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Engine]]:
+    """The same, for engines that serve several tests: all of one way in a module."""
+    engines = Engines(model, nursery, tmp_path_factory.mktemp("lasting"))
+    yield engines.start
+    engines.kill()
 
 
 @pytest.fixture(scope="session")
-def plain(
+def plain_engine(
     model: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., list[Any]]]:
-    """What vLLM answers without us: a function with the arguments of the runner's `generate`. It computes
-    everything."""
-    log = tmp_path_factory.mktemp("plain") / "engine.log"
-    settings = {"model": str(model), "max_model_len": 2048, "enable_prefix_caching": False}
-    engine = Engine(settings, log, nursery).wait_ready()
+) -> Iterator[Callable[..., Engine]]:
+    """Starts engines that know nothing of us, and compute everything."""
+    engines = Engines(model, nursery, tmp_path_factory.mktemp("plain"))
+    yield partial(engines.start, enable_prefix_caching=False)
+    engines.kill()
+
+
+@pytest.fixture(scope="session")
+def plain(plain_engine: Callable[..., Engine]) -> Callable[..., list[Any]]:
+    """What vLLM answers without us: a function with the arguments of the runner's `generate`."""
+    engine = plain_engine()
     known: dict[str, list[Any]] = {}
 
     def generate(**arguments: Any) -> list[Any]:
@@ -106,5 +182,32 @@ def plain(
             known[text] = engine.generate(**arguments)
         return known[text]
 
-    yield generate
-    engine.kill()
+    return generate
+
+
+@pytest.fixture(scope="session")
+def same(plain: Callable[..., list[Any]]) -> Callable[..., None]:
+    """Compares answers with those of plain vLLM to the same: token by token, and log-probabilities as far as they
+    agree between two plain runs that batch differently."""
+
+    def compare(answers: list[Any], **asked: Any) -> None:
+        expected = plain(**asked)
+        assert [answer["tokens"] for answer in answers] == [answer["tokens"] for answer in expected]
+        for answer, other in zip(answers, expected, strict=True):
+            for ours, theirs in zip(answer["logprobs"], other["logprobs"], strict=True):
+                assert ours == pytest.approx(theirs, abs=1e-3)
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def ask(same: Callable[..., None]) -> Callable[..., list[int]]:
+    """Asks an engine, and compares its answers with plain vLLM's; returns how many tokens were cached."""
+
+    def asked(engine: Engine, prompts: list[list[int]] = PROMPTS, tokens: int = 40, **more: Any) -> list[int]:
+        asked = {"prompts": prompts, "tokens": tokens, **more}
+        answers = engine.generate(**asked)
+        same(answers, **asked)
+        return [answer["cached"] for answer in answers]
+
+    return asked

@@ -4,20 +4,24 @@ Needs an environment in which vLLM is installed.
 """
 
 from .engine import Engine
-from .model import BLOCK, full_blocks, make_model, prompt, text_of
+from .model import BLOCK, LOADED, PROMPTS, full_blocks, make_model, prompt, text_of
 from .nursery import Nursery
 from .server import Completion, Server
-from .stacks import CONNECTOR, SPEC, WAYS, host, on_disk, shared, transfer_config
+from .stacks import CONNECTOR, SPEC, TIER, WAYS, behind_host, host, on_disk, shared, transfer_config
 
 __all__ = [
     "BLOCK",
     "CONNECTOR",
+    "LOADED",
+    "PROMPTS",
     "SPEC",
+    "TIER",
     "WAYS",
     "Completion",
     "Engine",
     "Nursery",
     "Server",
+    "behind_host",
     "full_blocks",
     "host",
     "make_model",

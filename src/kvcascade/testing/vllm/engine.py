@@ -1,11 +1,8 @@
 """One engine in a process of its own, told what to do from a test."""
 
 import json
-import os
 import select
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from .nursery import Nursery
+from .processes import Group
 
 __all__ = ["Engine"]
 
-_START = 180.0
-_HANG = 180.0
+_START = 300.0
+_HANG = 300.0
 _END = 60.0
 
 
@@ -42,14 +40,13 @@ class Engine:
         env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | (env or {})
         self._channel, theirs = socket.socketpair()
         self._lines = self._channel.makefile("rw")
-        self._process: subprocess.Popen[bytes] | None = None
         with theirs:
             if nursery:
-                self.pid = nursery.fork(settings, env, log, theirs)
+                self._group = nursery.engine(settings, log, env, theirs)
             else:
-                self._process = _spawn(settings, log, env, prefix, theirs.fileno())
-                self.pid = self._process.pid
-        self._ended = os.pidfd_open(self.pid)
+                fd = theirs.fileno()
+                module = [sys.executable, "-m", "kvcascade.testing.vllm.runner", json.dumps(settings), str(fd)]
+                self._group = Group.spawn([*prefix, *module], log, env, [fd])
 
     def wait_ready(self) -> "Engine":
         """Returns once the engine serves.
@@ -88,28 +85,17 @@ class Engine:
             TimeoutError: it does not end.
         """
         self._channel.shutdown(socket.SHUT_WR)
-        ended = self._has_ended(_END)
+        ended = self._group.ends_within(_END)
         self.kill()
         if not ended:
             raise TimeoutError(f"the engine does not end:\n{self.log[-4000:]}")
 
     def kill(self) -> None:
         """kill -9, the engine's own processes, too. A second call does nothing."""
-        if self._ended < 0:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._has_ended(_END)
-        if self._process:
-            self._process.wait()
-        os.close(self._ended)
-        self._ended = -1
-        with suppress(BrokenPipeError):
+        self._group.kill()
+        with suppress(BrokenPipeError, ValueError):
             self._lines.close()
         self._channel.close()
-
-    def _has_ended(self, timeout: float) -> bool:
-        return bool(select.select([self._ended], [], [], timeout)[0])
 
     def _answer(self, timeout: float) -> dict[str, Any]:
         ready, _, _ = select.select([self._channel], [], [], timeout)
@@ -121,19 +107,3 @@ class Engine:
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer
-
-
-def _spawn(
-    settings: dict[str, Any], log: Path, env: dict[str, str], prefix: Sequence[str], channel: int
-) -> "subprocess.Popen[bytes]":
-    command = [*prefix, sys.executable, "-m", "kvcascade.testing.vllm.runner", json.dumps(settings), str(channel)]
-    with log.open("a") as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=[channel],
-            env=os.environ | env,
-            start_new_session=True,
-        )

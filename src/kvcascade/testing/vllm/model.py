@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BLOCK", "full_blocks", "make_model", "prompt", "text_of"]
+__all__ = ["BLOCK", "LOADED", "PROMPTS", "full_blocks", "make_model", "prompt", "text_of"]
 
 BLOCK = 32
 """Tokens of a block: the smallest that vLLM's attention on a CPU takes."""
@@ -27,6 +27,11 @@ def text_of(tokens: Sequence[int]) -> str:
 def full_blocks(tokens: int, block: int = BLOCK) -> int:
     """Tokens of a prompt that can be loaded: whole blocks, and the last token is always computed."""
     return (tokens - 1) // block * block
+
+
+PROMPTS = [prompt(length, seed) for seed, length in enumerate((200, 700, 1500))]
+LOADED = [full_blocks(len(one)) for one in PROMPTS]
+"""How many tokens of each of `PROMPTS` can be loaded."""
 
 
 def make_model(path: Path, seed: int, layers: int = 2, hidden: int = 128, **config: Any) -> Path:

@@ -6,17 +6,23 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .processes import Group
+
 __all__ = ["Nursery"]
 
-_START = 120.0
+_START = 300.0
 _LONGEST = 1 << 20
 
 
 class Nursery:
-    """The process that forks, seen from a test. `close` ends it; engines that it has forked go on."""
+    """The process that forks, seen from a test. `close` ends it; what it has forked goes on.
+
+    A forked process leads a group of its own. What it begins is forked, too, where vLLM lets us choose.
+    """
 
     def __init__(self, log: Path) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -31,16 +37,24 @@ class Nursery:
         self._socket.settimeout(_START)
         self._socket.recv(1)
 
-    def fork(self, settings: dict[str, Any], env: dict[str, str], log: Path, channel: socket.socket) -> int:
-        """A process with an engine of these settings, told what to do over `channel`; returns its id. It is the
-        leader of a process group of its own."""
-        request = json.dumps({"settings": settings, "env": env, "log": str(log)})
-        socket.send_fds(self._socket, [request.encode()], [channel.fileno()])
-        return int(self._socket.recv(32))
+    def engine(self, settings: dict[str, Any], log: Path, env: Mapping[str, str], channel: socket.socket) -> Group:
+        """An engine of these settings, told what to do over `channel`."""
+        return self._fork({"settings": settings}, log, env, channel)
+
+    def server(self, arguments: Sequence[str], log: Path, env: Mapping[str, str]) -> Group:
+        """vLLM's OpenAI server, with these arguments."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            return self._fork({"arguments": [*arguments]}, log, env, theirs)
 
     def close(self) -> None:
         self._socket.close()
         self._process.wait()
+
+    def _fork(self, what: dict[str, Any], log: Path, env: Mapping[str, str], channel: socket.socket) -> Group:
+        request = json.dumps(what | {"env": dict(env), "log": str(log)})
+        socket.send_fds(self._socket, [request.encode()], [channel.fileno()])
+        return Group(int(self._socket.recv(32)))
 
 
 def _serve(requests: socket.socket) -> None:
@@ -62,7 +76,7 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _become(request: dict[str, Any], channel: socket.socket) -> None:
-    """Turns a forked process into an engine's. Does not return."""
+    """Turns a forked process into an engine's or a server's. Does not return."""
     from . import runner
 
     os.setsid()
@@ -70,10 +84,14 @@ def _become(request: dict[str, Any], channel: socket.socket) -> None:
     with Path(request["log"]).open("a") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    os.environ.update(request["env"])
+    os.environ.update({"VLLM_WORKER_MULTIPROC_METHOD": "fork"} | request["env"])
     code = 1
     try:
-        code = runner.run(request["settings"], channel)
+        if "settings" in request:
+            code = runner.run(request["settings"], channel)
+        else:
+            channel.close()
+            code = runner.serve(request["arguments"])
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

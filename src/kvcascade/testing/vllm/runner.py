@@ -1,19 +1,31 @@
 """One engine in a process of its own, which does what lines of JSON over a socket tell it."""
 
+import gc
 import json
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
+from contextlib import suppress
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 HANG = 60.0
+_FIXED = {
+    "skip_tokenizer_init": True,
+    "block_size": 32,
+    "num_gpu_blocks_override": 512,
+    "enforce_eager": True,
+    "dtype": "float32",
+    "disable_log_stats": False,
+}
 _WATCHED = ("kvcascade", "kv_offload", "preempt", "cached_by_source")
 
 
@@ -26,15 +38,11 @@ class Runner:
 
         _install(settings.pop("fault", None))
         self.llm = LLM(
-            skip_tokenizer_init=True,
-            block_size=32,
-            enforce_eager=True,
-            dtype="float32",
-            disable_log_stats=False,
-            **settings,
+            **_FIXED | settings,
         )
         self.engine = self.llm.llm_engine
         self._asked = 0
+        self._open = True
 
     def generate(
         self,
@@ -102,27 +110,51 @@ class Runner:
 
     def at_rest(self) -> dict[str, int]:
         """What must be nothing when nothing runs."""
-        inside = self._inside()
-        stats = inside.stack.get_stats()
-        return {
-            "pinned": stats.pinned_slots,
-            "leaked": inside.stack.capacity - stats.free_slots - stats.tiers[0].chunks,
-            "requests": inside.stack.requests_known + inside.requests,
-            "copies": inside.copies,
-        }
+        return self._inside().left()
 
-    def reset_in_flight(self, prompts: list[list[int]], tokens: int) -> list[Any]:
-        """As `generate`; but in the middle, with copies under way, the connector's cache is cleared."""
+    def forget_host(self) -> None:
+        """Clears the GPU's prefix cache and the stack's host memory: what is asked for comes from below."""
+        self.reset()
+        self._inside().stack.reset_cache("primary")
+
+    def reset_in_flight(self, prompts: list[list[int]], tokens: int, loads: bool = False) -> tuple[list[Any], int]:
+        """As `generate`; but in the middle the connector's cache is cleared: whenever copies are under way, or
+        once, when a load is. Returns the answers and how often that was."""
         names = [f"reset-{place}" for place in range(len(prompts))]
         for name, prompt in zip(names, prompts, strict=True):
             self.engine.add_request(name, {"prompt_token_ids": prompt}, _sampling(tokens))
         found: dict[str, Any] = {}
+        resets = 0
         while self.engine.has_unfinished_requests():
             found |= {output.request_id: output for output in self.engine.step() if output.finished}
-            if self._inside().running:
+            inside = self._inside()
+            if inside.loading and not resets if loads else inside.running:
                 self._connector().reset_cache()
+                resets += 1
         self.settle()
-        return [_answer(found[name]) for name in names]
+        return [_answer(found[name]) for name in names], resets
+
+    def end(self) -> dict[str, list[str]]:
+        """Ends the engine, but not its process; returns what is left of it there."""
+        self.close()
+        gc.collect()
+        named = [thread.name for thread in threading.enumerate() if "kvcascade" in thread.name]
+        maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "kvcascade" in line]
+        files = []
+        for link in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                files.append(str(link.readlink()))
+        return {
+            "threads": named,
+            "maps": [line for line in maps if ".so" not in line],
+            "files": [file for file in files if "memfd:" in file or ".slab" in file or "/dev/shm" in file],
+        }
+
+    def close(self) -> None:
+        """Ends the engine. A second call does nothing."""
+        if self._open:
+            self._open = False
+            self.engine.engine_core.shutdown()
 
     def _connector(self) -> Any:
         connector = self.engine.engine_core.engine_core.scheduler.connector
@@ -132,22 +164,52 @@ class Runner:
         connector = self._connector()
         side: Any = getattr(connector, "scheduler", None)
         if hasattr(side, "adapter"):  # the connector of our own
-            adapter = side.adapter
-            running = len(adapter._jobs.in_flight)
-            return _Inside(side.stack, adapter.requests_known, adapter.jobs_known, running)
+            return _of_connector(side)
         manager = connector.connector_scheduler.manager
-        running, void = len(manager._ledger._open), len(manager._ledger._void)
-        return _Inside(manager._stack, len(manager._requests), running + void, running)
+        return _of_tier(manager) if hasattr(manager, "secondary_tiers") else _of_spec(manager)
 
 
 class _Inside(NamedTuple):
     """What our half of the scheduler has at this moment."""
 
     stack: Any
+    """The tier's own `LowerTiers`, below vLLM's host memory."""
     requests: int
     copies: int
     running: int
     """Copies that no reset has voided."""
+    loading: int = 0
+    """Loads among them, where that is known."""
+
+    def left(self) -> dict[str, int]:
+        stats = self.stack.get_stats()
+        own = getattr(self.stack, "capacity", None)  # slots of our own, where there are any
+        return {
+            "pinned": stats.pinned_slots,
+            "leaked": 0 if own is None else own - stats.free_slots - stats.tiers[0].chunks,
+            "requests": self.stack.requests_known + self.requests,
+            "copies": self.copies,
+        }
+
+
+def _of_connector(side: Any) -> _Inside:
+    from kvcascade.connector.transfers import Direction
+
+    adapter = side.adapter
+    running = [adapter._jobs._live[job] for job in adapter._jobs.in_flight]
+    loading = sum(job.direction is Direction.LOAD for job in running)
+    return _Inside(side.stack, adapter.requests_known, adapter.jobs_known, len(running), loading)
+
+
+def _of_spec(manager: Any) -> _Inside:
+    running, void = len(manager._ledger._open), len(manager._ledger._void)
+    return _Inside(manager._stack, len(manager._requests), running + void, running)
+
+
+def _of_tier(manager: Any) -> _Inside:
+    tiers = manager.secondary_tiers[0]._tiers
+    tiers.drain()  # what is stored in the end goes on while the engine is at rest
+    return _Inside(tiers, 0, tiers.orders_under_way, tiers.orders_under_way)
 
 
 def _sampling(tokens: int, params: dict[str, Any] | None = None, **more: Any) -> Any:
@@ -182,8 +244,8 @@ def _install(fault: dict[str, Any] | None) -> None:
     so manieth copy to the device fail."""
     if fault is None:
         return
-    if fault["kind"] == "loads":
-        _fail_loads(fault["every"])
+    if fault["kind"] in ("loads", "slow loads"):
+        _change_loads(fault.get("every", 0), fault.get("seconds", 0.0))
         return
     from kvcascade import stack
     from kvcascade.connector.vllm import spec, tier
@@ -207,24 +269,30 @@ def _install(fault: dict[str, Any] | None) -> None:
     vars(tier)["build_lower"] = partial(stack.build_lower, wrap=wrap)
 
 
-def _fail_loads(every: int) -> None:
+def _change_loads(every: int, seconds: float) -> None:
+    """Makes every so manieth copy to the device fail, if any, and each last so long at least."""
     from kvcascade.connector.copies import HostCopier
     from kvcascade.connector.transfers import Direction
 
     copy, numbers = HostCopier.copy, count(1)
 
-    def failing(self: Any, piece: Any, direction: Any) -> None:
-        if direction is Direction.LOAD and not next(numbers) % every:
-            raise RuntimeError("injected")
+    def changed(self: Any, piece: Any, direction: Any) -> None:
+        if direction is Direction.LOAD:
+            time.sleep(seconds)
+            if every and not next(numbers) % every:
+                raise RuntimeError("injected")
         copy(self, piece, direction)
 
-    HostCopier.copy = failing  # type: ignore[method-assign]
+    HostCopier.copy = changed  # type: ignore[method-assign]
 
 
 def import_engine() -> None:
     """All that takes time before there is an engine."""
+    import vllm.entrypoints.launchers.api_server.entry
     import vllm.model_executor.models.llama
+    import vllm.v1.engine.async_llm
     import vllm.v1.engine.core
+    import vllm.v1.executor.multiproc_executor
     import vllm.v1.worker.cpu_worker  # noqa: F401
     from vllm import LLM  # noqa: F401
 
@@ -246,7 +314,16 @@ def run(settings: dict[str, Any], channel: socket.socket) -> int:
         traceback.print_exc()
         answer(error=f"{type(error).__name__}: {error}")
         return 1
-    runner.engine.engine_core.shutdown()
+    runner.close()
+    return 0
+
+
+def serve(arguments: list[str]) -> int:
+    """Is vLLM's OpenAI server until it ends; returns the exit code."""
+    from vllm.entrypoints.launchers.api_server.entry import main
+
+    sys.argv = ["api_server", *arguments]
+    main()
     return 0
 
 

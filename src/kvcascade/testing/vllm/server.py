@@ -1,10 +1,7 @@
 """vLLM's OpenAI server in a process of its own."""
 
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -14,10 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .nursery import Nursery
+from .processes import Group
+
 __all__ = ["Completion", "Server"]
 
-_START = 300.0
-_HANG = 180.0
+_START = 600.0
+_HANG = 300.0
 _END = 60.0
 
 
@@ -28,7 +28,12 @@ class Completion(NamedTuple):
 
 
 class Server:
-    """Started with the options of `vllm serve`, as its user would. `prefix` is a command that starts it."""
+    """Started with the options of `vllm serve`.
+
+    Args:
+        nursery: forks the process, and so it those of the engine. None: begun as its user would, by a command,
+            with the command `prefix` before it.
+    """
 
     def __init__(
         self,
@@ -37,28 +42,24 @@ class Server:
         transfer: dict[str, Any] | None,
         options: Sequence[str] = (),
         env: dict[str, str] | None = None,
+        nursery: Nursery | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
         self.model = str(model)
         self.log_path = log
         self._port = _free_port()
-        given = [*options, *(["--kv-transfer-config", json.dumps(transfer)] if transfer else [])]
-        command = [
-            *(*prefix, sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        arguments = [
             *("--model", self.model, "--host", "127.0.0.1", "--port", str(self._port)),
             *("--dtype", "float32", "--max-model-len", "2048", "--block-size", "32", "--enforce-eager"),
-            *("--enable-prompt-tokens-details", "--uvicorn-log-level", "warning", *given),
+            *("--enable-prompt-tokens-details", "--uvicorn-log-level", "warning", *options),
+            *(["--kv-transfer-config", json.dumps(transfer)] if transfer else []),
         ]
-        fixed = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-        with log.open("w") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | fixed | (env or {}),
-                start_new_session=True,
-            )
+        env = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"} | (env or {})
+        if nursery:
+            self._group = nursery.server(arguments, log, env)
+        else:
+            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+            self._group = Group.spawn([*prefix, *command], log, env)
 
     def wait_ready(self) -> "Server":
         """
@@ -67,11 +68,11 @@ class Server:
         """
         end = time.monotonic() + _START
         while time.monotonic() < end:
-            if self._process.poll() is not None:
+            if self._group.ends_within(0):
                 break
             with suppress(urllib.error.URLError, OSError), self._open("/health"):
                 return self
-            time.sleep(0.25)
+            time.sleep(0.1)
         raise RuntimeError(f"the server does not serve:\n{self.log[-8000:]}")
 
     def complete(self, prompt: Sequence[int], tokens: int, **more: Any) -> Completion:
@@ -88,12 +89,7 @@ class Server:
 
     def processes(self) -> list[int]:
         """The ids of all its processes, itself included."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(ProcessLookupError):
-                if os.getpgid(int(folder.name)) == self._process.pid:
-                    found.append(int(folder.name))
-        return found
+        return self._group.members()
 
     @property
     def log(self) -> str:
@@ -105,19 +101,15 @@ class Server:
         Raises:
             TimeoutError: it does not end.
         """
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(_END)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise TimeoutError(f"the server does not end:\n{self.log[-4000:]}") from None
+        self._group.terminate()
+        ended = self._group.ends_within(_END)
         self.kill()
+        if not ended:
+            raise TimeoutError(f"the server does not end:\n{self.log[-4000:]}")
 
     def kill(self) -> None:
         """kill -9, all its processes. A second call does nothing."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._group.kill()
 
     def _open(self, path: str, body: dict[str, Any] | None = None) -> Any:
         request = urllib.request.Request(

@@ -14,22 +14,7 @@ from kvcascade.connector.vllm.worker import chunk_copies, layout_of
 from kvcascade.connector.worker import TransferWorker
 from kvcascade.types import Buffer
 
-__all__ = ["HostCopySpec", "tiering_config"]
-
-
-def tiering_config(stack: Any, cpu_bytes: int = 64 << 20, tiers: list[Any] | None = None, **extra: Any) -> Any:
-    """What a user gives as --kv-transfer-config, but for the name of the spec."""
-    return {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "HostCopySpec",
-            "spec_module_path": __name__,
-            "cpu_bytes_to_use": cpu_bytes,
-            "secondary_tiers": tiers or [{"type": "KVCascade", "stack": stack}],
-            **extra,
-        },
-    }
+__all__ = ["HostCopySpec"]
 
 
 class HostCopySpec(TieringOffloadingSpec):  # type: ignore[misc]
