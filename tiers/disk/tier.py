@@ -3,8 +3,9 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -45,13 +46,23 @@ class Era(NamedTuple):
     stamp: bytes
 
 
+@dataclass(slots=True, eq=False)
+class Written:
+    """Chunks whose bytes are on the medium; they wait for their commit."""
+
+    era: Era
+    portion: dict[Key, Location]
+    outcome: Outcome = Outcome.REFUSED
+
+
 class DiskTier(Tier):
     """Chunks on a local disk: private to one engine, bounded, there again after a restart.
 
     Notes:
         A chunk is findable once its entry is committed to the index, after its bytes are written. What is removed
         is doomed first, and goes with the next commit, in one transaction with what that one adds; only then is
-        its slot given away again, and not while a reader uses it.
+        its slot given away again, and not while a reader uses it. Writers that come while another one commits are
+        committed together.
 
         `_committing` covers commits, with their I/O, and a move to another epoch: who holds it knows that the mark
         does not change. `_lock` covers the ledger and recency, in memory. Order: `_committing`, `_lock`, then the
@@ -72,6 +83,7 @@ class DiskTier(Tier):
         self._era: Era | None = self._era_of(opened.epoch)
         self._calls = Calls(f"the disk tier at {opened.folder.path}")
         self._committing = threading.Lock()
+        self._written: deque[Written] = deque()
         self._lock = threading.Lock()
         self._maintaining = threading.Lock()
         self._ledger = Ledger(opened.plan.block)
@@ -367,22 +379,37 @@ class DiskTier(Tier):
     def _publish(self, era: Era, portion: dict[Key, Location]) -> dict[Key, Outcome]:
         """Makes written chunks findable, unless the epoch has moved on meanwhile. A key that another writer has
         brought first keeps that one's bytes."""
-        added = list(portion.items())
+        written = Written(era, portion)
+        self._written.append(written)
         with self._committing:
-            outcome, new = Outcome.OK, [False] * len(added)
-            try:
-                new = self._transact(era, added)
-            except TierRefused:
-                outcome = Outcome.REFUSED
-            except TierError as error:
-                outcome = Outcome.failed(error)
-            slots = [location.slot for location in portion.values()]
-            with self._lock:
-                for location, there in zip(portion.values(), new, strict=True):
-                    self._ledger.settle(location.nbytes, there)
-                self._slabs.publish(compress(slots, new))
-                self._slabs.release(slot for slot, there in zip(slots, new, strict=True) if not there)
-        return dict.fromkeys(portion, outcome)
+            if self._written:  # else somebody has committed it together with theirs
+                self._publish_all([self._written.popleft() for _ in range(len(self._written))])
+        return dict.fromkeys(portion, written.outcome)
+
+    def _publish_all(self, group: Sequence[Written]) -> None:
+        """One transaction for all that was written while others committed."""
+        current = [written for written in group if written.era == self._era]
+        added = [item for written in current for item in written.portion.items()]
+        outcome, new = Outcome.OK, [False] * len(added)
+        try:
+            new = self._transact(self._era, added)
+        except TierRefused:
+            outcome = Outcome.REFUSED
+        except TierError as error:
+            outcome = Outcome.failed(error)
+        for written in current:
+            written.outcome = outcome
+        late = [at for written in group if written.era != self._era for at in written.portion.values()]
+        self._settle([at for _, at in added] + late, new + [False] * len(late))
+
+    def _settle(self, locations: Sequence[Location], there: Sequence[bool]) -> None:
+        """Ends the admission of chunks: they are findable now, or their slots are free again."""
+        slots = [location.slot for location in locations]
+        with self._lock:
+            for location, is_there in zip(locations, there, strict=True):
+                self._ledger.settle(location.nbytes, is_there)
+            self._slabs.publish(compress(slots, there))
+            self._slabs.release(slot for slot, is_there in zip(slots, there, strict=True) if not is_there)
 
     def _commit(self, era: Era | None) -> TierError | None:
         """Removes what is doomed from the index. Returns what went wrong; then it goes with a later commit."""
