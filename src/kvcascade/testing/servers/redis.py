@@ -140,7 +140,7 @@ class _Sentinel(RedisServer):
         file.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {folder}\n"
             f"sentinel monitor {service} 127.0.0.1 {primary.port} 1\n"
-            f"sentinel down-after-milliseconds {service} 300\n"
+            f"sentinel down-after-milliseconds {service} 1500\n"
             f"sentinel failover-timeout {service} 2000\n"
         )
         command = [server_program(), str(file), "--sentinel"]
