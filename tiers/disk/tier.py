@@ -263,7 +263,9 @@ class DiskTier(Tier):
             outcomes: dict[Key, Outcome] = {}
             chunks = self._admit(keys, buffers, found[len(victims) :], outcomes)
             outcomes |= self._store(era, chunks)
-            if victims:
+            if any(
+                victim in self._ledger.doomed for victim in victims
+            ):  # nothing was written that took them along
                 self._commit(era)
             return [outcomes[key] for key in keys]
 
