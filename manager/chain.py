@@ -101,6 +101,11 @@ class Chain:
                 for key in keys:
                     level.used(key)
 
+    def start(self) -> None:
+        """The step ends: what was submitted in it begins."""
+        for level in self.levels:
+            level.lane.start()
+
     def finish(self, owner: str) -> None:
         """This request will cause no more jobs."""
         for level in self.levels:

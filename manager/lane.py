@@ -45,6 +45,10 @@ class Lane(Protocol):
     def submit(self, job: Job) -> None:
         """Queues a job. Loads go before stores, round-robin over their owners; stores in order."""
 
+    def start(self) -> None:
+        """Jobs that were submitted may begin from here on at the latest. Called at the end of a step; `poll` and
+        whatever waits do the same."""
+
     def finish(self, owner: str) -> None:
         """This owner submits no more jobs. Called once an owner."""
 
@@ -142,6 +146,9 @@ class ThreadLane:
             else:
                 self._loads.setdefault(job.owner, deque()).append(job)
             self._lock.notify()
+
+    def start(self) -> None:
+        """They begin as soon as there is a thread for them."""
 
     def finish(self, owner: str) -> None:
         """Nothing is kept for an owner once its jobs are done."""

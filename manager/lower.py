@@ -150,6 +150,7 @@ class LowerTiers:
         """The step ends: tiers are asked for what its lookups wanted to know."""
         self._now = self._clock()
         self._probing.flush(self._now)
+        self._chain.start()
 
     @property
     def orders_under_way(self) -> int:

@@ -244,6 +244,7 @@ class SecondaryTierManager:
         self._cascade.resume(self._now)
         self._release_overdue()
         self._pinboard.release_overdue(self._now)
+        self._chain.start()
         self._slots.end_step()
         self._stepping = False
 

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 from threading import Thread
 
 from kvcascade.tiers.host import HostPool
@@ -25,6 +24,8 @@ from .wire import Log, Start, Stop
 __all__ = ["main"]
 
 _LOOK = 0.02
+_LULL = 0.0005
+"""What ends within it is told in one message: the engine looks once in a step."""
 _WATCH = 0.5
 
 
@@ -38,10 +39,12 @@ class Wake:
         """From any thread."""
         os.eventfd_write(self.fd, 1)
 
-    def clear(self) -> None:
-        """Before looking at what there is to do."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
+    def clear(self) -> bool:
+        """Before looking at what there is to do; whether it was called."""
+        try:
+            return os.eventfd_read(self.fd) > 0
+        except BlockingIOError:
+            return False
 
 
 class Child:
@@ -58,7 +61,8 @@ class Child:
         while not self._channel.over:
             busy = any(tier.busy for tier in self._tiers)
             self._channel.wait(_LOOK if busy else None, self._wake.fd)
-            self._wake.clear()
+            if self._wake.clear():
+                self._channel.wait(_LULL)
             for message in self._channel.receive():
                 if isinstance(message, Stop):
                     return

@@ -11,7 +11,7 @@ from kvcascade.errors import ClosedError
 from kvcascade.manager.jobs import Job, Report
 from kvcascade.types import Changes, Entry, Key
 
-from .wire import CloseLane, MoveTo, Reported, Run, Withdraw
+from .wire import CloseLane, JobOrder, MoveTo, Reported, Run, Withdraw
 
 if TYPE_CHECKING:
     from .process import IoProcess
@@ -23,7 +23,7 @@ _AHEAD_SHARE = 0.1
 
 
 class ProcessLane:
-    """Sends each job to the child when it is submitted, and takes in reports at `poll`; a `Lane`.
+    """Sends the jobs of a step to the child in one message, and takes in reports at `poll`; a `Lane`.
 
     The child owns the deadlines as long as it answers, since only there is known which jobs have begun. It gets
     them a little earlier than they are: a job that is overdue here is one of a child that does not answer.
@@ -43,6 +43,8 @@ class ProcessLane:
         self._unreported: dict[int, Job] = {}
         self._running: dict[int, Job] = {}
         """Jobs that may be using their slots."""
+        self._new: dict[int, Job] = {}
+        """Jobs of which the child has not been told."""
         self._reports: deque[Report] = deque()
         self._changes: list[Changes] = []
         self._lost = 0
@@ -66,15 +68,19 @@ class ProcessLane:
         if not self._open:
             self._reports.append(Report(job, job.failed("the I/O process does not run now"), ran=False))
             return
-        self._running[job.id] = job
-        keys, slots, victims = tuple(job.keys), tuple(job.slots), tuple(job.victims)
-        deadline = self._their_deadline(job.deadline)
-        self._process.send(Run(self._place, job.id, job.kind, keys, slots, victims, job.owner, deadline))
+        self._running[job.id] = self._new[job.id] = job
+
+    def start(self) -> None:
+        if self._new:
+            offset = time.monotonic() - self._clock()
+            self._process.send(Run(self._place, [self._order(job, offset) for job in self._new.values()]))
+            self._new.clear()
 
     def finish(self, owner: str) -> None:
         """Nothing is kept for an owner once its jobs are done."""
 
     def poll(self, now: float) -> list[Report]:
+        self.start()
         self._process.pump()
         reports = []
         while self._reports:
@@ -98,9 +104,11 @@ class ProcessLane:
         return changes
 
     def withdraw(self) -> None:
+        self.start()
         self._process.send(Withdraw(self._place))
 
     def wait(self, timeout: float) -> bool:
+        self.start()
         return self._process.wait_for(lambda: not self._running, timeout)
 
     def move_to(self, epoch: str) -> "Future[None]":
@@ -113,10 +121,10 @@ class ProcessLane:
         closed = self._process.call(lambda number: CloseLane(self._place, number, timeout))
         return self._process.wait_for(closed.done, timeout) and not self._running
 
-    def _their_deadline(self, deadline: float) -> float:
-        """On the system's clock, which both processes share."""
-        left = deadline - self._clock()
-        return time.monotonic() + left - min(_AHEAD, _AHEAD_SHARE * max(0.0, left))
+    def _order(self, job: Job, offset: float) -> JobOrder:
+        """As the child gets it. `offset`: from the manager's clock to the system's, which both processes share."""
+        deadline = job.deadline + offset - min(_AHEAD, _AHEAD_SHARE * self._settings.deadline)
+        return JobOrder(job.id, job.kind, list(job.keys), list(job.slots), list(job.victims), job.owner, deadline)
 
     def _overdue(self, now: float) -> list[Report]:
         """Reports the jobs whose deadline has passed, in whose order they stand."""
@@ -163,3 +171,4 @@ class ProcessLane:
         self._changes.clear()
         self._reports += [Report(job, job.failed(why)) for job in self._running.values()]
         self._running.clear()
+        self._new.clear()

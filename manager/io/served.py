@@ -19,6 +19,7 @@ from .wire import (
     CloseTier,
     Fault,
     Found,
+    JobOrder,
     MoveTo,
     NoteUses,
     Opened,
@@ -80,7 +81,8 @@ class Served:
             return
         match message:
             case Run():
-                lane.submit(_job(message))
+                for order in message.jobs:
+                    lane.submit(_job(order))
             case Withdraw():
                 lane.withdraw()
             case Touch():
@@ -190,8 +192,10 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
-def _job(run: Run) -> Job:
-    return Job(run.kind, run.keys, run.slots, run.victims, run.owner, _NOBODY, run.deadline, id=run.id)
+def _job(order: JobOrder) -> Job:
+    return Job(
+        order.kind, order.keys, order.slots, order.victims, order.owner, _NOBODY, order.deadline, id=order.id
+    )
 
 
 def _listed(tier: Tier, late: bool) -> tuple[Tier, bool, list[Entry]]:

@@ -15,6 +15,7 @@ __all__ = [
     "CloseTier",
     "Fault",
     "Found",
+    "JobOrder",
     "Log",
     "MoveTo",
     "NoteUses",
@@ -49,8 +50,7 @@ class Start(NamedTuple):
     log_level: int
 
 
-class Run(NamedTuple):
-    place: int
+class JobOrder(NamedTuple):
     id: int
     kind: JobKind
     keys: Sequence[Key]
@@ -59,6 +59,13 @@ class Run(NamedTuple):
     owner: str
     deadline: float
     """On the system's monotonic clock."""
+
+
+class Run(NamedTuple):
+    """The jobs of a step."""
+
+    place: int
+    jobs: Sequence[JobOrder]
 
 
 class Withdraw(NamedTuple):

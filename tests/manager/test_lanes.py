@@ -35,6 +35,7 @@ class Setup(NamedTuple):
         fields = {"victims": (), "owner": "r", "flow": Nobody(), **options}
         job = Job(kind, keys, slots, deadline=time.monotonic() + seconds, **fields)
         self.lane.submit(job)
+        self.lane.start()
         return job
 
     def reports(self, count: int) -> list[Report]:

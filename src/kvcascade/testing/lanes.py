@@ -57,6 +57,9 @@ class ManualLane:
         self._waiting.append(job)
         self._waiting.sort(key=lambda waiting: waiting.kind is JobKind.WRITE)
 
+    def start(self) -> None:
+        """They begin when the test says so."""
+
     def finish(self, owner: str) -> None:
         """Nothing is kept for an owner."""
 
@@ -220,6 +223,9 @@ class WatchedLane:
         self.submitted.append(job.id)
         self.unsettled[job.id] = job
         self.inner.submit(job)
+
+    def start(self) -> None:
+        self.inner.start()
 
     def finish(self, owner: str) -> None:
         assert owner not in self._finished, f"{owner!r} was finished twice"
