@@ -83,7 +83,8 @@ def listener():
 
 
 def test_what_is_stored_and_what_goes_is_told_of_each_tier(engine, way, listener, seen, tmp_path):
-    stack = on_disk(tmp_path / "disk", "1MiB", capacity="2MiB")
+    stack = on_disk(tmp_path / "disk", "1MiB")
+    stack["tiers"][1]["capacity"] = "2MiB"
     writer = engine(stack, way, kv_events_config=listener.config)
     writer.generate(prompts=PROMPTS, tokens=1)
     step = iter(range(1000))

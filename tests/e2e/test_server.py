@@ -110,12 +110,11 @@ def test_kill_and_restart(serve, way, tmp_path, seen):
 def test_two_ranks(serve, way, tmp_path, seen):
     """Each has half of the heads, and its part of every slot."""
     ranks = ["--tensor-parallel-size", "2"]
-    unbound = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    first = serve(way, on_disk(tmp_path / "disk"), ranks, unbound)
+    first = serve(way, on_disk(tmp_path / "disk"), ranks)
     once = first.complete(PROMPT, TOKENS)
     settle(first)
     first.stop()
-    second = serve(way, on_disk(tmp_path / "disk"), ranks, unbound)
+    second = serve(way, on_disk(tmp_path / "disk"), ranks)
     again = second.complete(PROMPT, TOKENS)
     assert again == (once.text, LOADED)
     seen.note(way, "two ranks, restart", [again.cached])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .nursery import Nursery
-from .processes import Group
+from .processes import ONE_THREAD, Group
 
 __all__ = ["Engine"]
 
@@ -46,7 +46,7 @@ class Engine:
             else:
                 fd = theirs.fileno()
                 module = [sys.executable, "-m", "kvcascade.testing.vllm.runner", json.dumps(settings), str(fd)]
-                self._group = Group.spawn([*prefix, *module], log, env, [fd])
+                self._group = Group.spawn([*prefix, *module], log, ONE_THREAD | env, [fd])
 
     def wait_ready(self) -> "Engine":
         """Returns once the engine serves.

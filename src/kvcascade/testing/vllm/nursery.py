@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .processes import Group
+from .processes import ONE_THREAD, Group
 
 __all__ = ["Nursery"]
 
@@ -33,6 +33,7 @@ class Nursery:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
+                env=os.environ | ONE_THREAD,
             )
         self._socket.settimeout(_START)
         self._socket.recv(1)

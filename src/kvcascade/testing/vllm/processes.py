@@ -8,9 +8,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Group"]
+__all__ = ["ONE_THREAD", "Group"]
 
 _END = 60.0
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""For an engine with a tiny model: several threads, bound to cores, mostly wait for each other, the more so the
+busier the machine is."""
 
 
 class Group:

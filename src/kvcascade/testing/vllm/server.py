@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .nursery import Nursery
-from .processes import Group
+from .processes import ONE_THREAD, Group
 
 __all__ = ["Completion", "Server"]
 
@@ -59,7 +59,7 @@ class Server:
             self._group = nursery.server(arguments, log, env)
         else:
             command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
-            self._group = Group.spawn([*prefix, *command], log, env)
+            self._group = Group.spawn([*prefix, *command], log, ONE_THREAD | env)
 
     def wait_ready(self) -> "Server":
         """
