@@ -112,12 +112,12 @@ class Cascade:
     def ended(self, level: Level, report: Report, now: float) -> None:
         if not report.ended:
             return
-        for slot in report.job.slots:
-            if slot in self._pinned:
-                self._slots.unpin(slot)
-                self._pinned[slot] -= 1
-                if not self._pinned[slot]:
-                    del self._pinned[slot]
+        ours = [slot for slot in report.job.slots if slot in self._pinned]
+        self._slots.unpin_all(ours)
+        for slot in ours:
+            self._pinned[slot] -= 1
+            if not self._pinned[slot]:
+                del self._pinned[slot]
 
     def _offer(self, level: Level, keys: Sequence[Key], owner: str, now: float, at_once: bool = False) -> None:
         """Submits what may be; the rest is remembered until its chunk is used again. `at_once`: however seldom the
@@ -142,17 +142,23 @@ class Cascade:
         admission = level.residency.admit(keys, level.chunk_bytes, lambda victims: self.hold(level, victims, now))
         admitted = keys[: admission.admitted]
         if admitted:
-            slots = [staged.get(key, -1) for key in admitted]
-            slots = [self._pin(key) if slot < 0 else slot for key, slot in zip(admitted, slots, strict=True)]
+            slots = (
+                self._pinned_slots(admitted) if not staged else [self._slot_of(key, staged) for key in admitted]
+            )
             deadline = now + level.settings.deadline
             level.submit(Job(JobKind.WRITE, admitted, slots, admission.victims, owner, flow, deadline))
         return len(admitted)
 
-    def _pin(self, key: Key) -> int:
-        slot = self._slots.find(key)
-        self._slots.pin(slot)
-        self._pinned[slot] = self._pinned.get(slot, 0) + 1
-        return slot
+    def _slot_of(self, key: Key, staged: Mapping[Key, int]) -> int:
+        return staged[key] if key in staged else self._pinned_slots([key])[0]
+
+    def _pinned_slots(self, keys: Sequence[Key]) -> list[int]:
+        """The slots of these chunks of primary, pinned for a store."""
+        slots = self._slots.find_all(keys)
+        self._slots.pin_all(slots)
+        for slot in slots:
+            self._pinned[slot] = self._pinned.get(slot, 0) + 1
+        return slots
 
     def _room(self, level: Level, keys: Sequence[Key]) -> int:
         """How many leading keys may wait for this tier now. A slot that waits for several tiers counts once."""
@@ -160,8 +166,8 @@ class Cascade:
             return 0
         share = self._shares[level] - level.pinned
         left = self._slots.capacity // 2 - len(self._pinned)
-        for place, key in enumerate(keys):
-            left -= self._slots.find(key) not in self._pinned
+        for place, slot in enumerate(self._slots.find_all(keys)):
+            left -= slot not in self._pinned
             if place >= share or left < 0:
                 return place
         return len(keys)

@@ -1,6 +1,7 @@
 """A tier, and the one below it that receives what the upper one evicts."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
 from math import ceil
 from types import MappingProxyType
@@ -16,6 +17,9 @@ from .primary import Primary
 
 __all__ = ["FromPrimary", "Pair"]
 
+_A_STEP = 256
+"""Chunks that are copied ahead of need in one step."""
+
 
 class Pair(ABC):
     """A tier and the one below it that receives what the upper one evicts."""
@@ -30,6 +34,8 @@ class Pair(ABC):
         self._watermarks = watermarks
         self.below: Pair | None = None
         """The pair whose upper tier is the lower one of this."""
+        self._to_copy: deque[Key] = deque()
+        """Chunks that are to be copied ahead of need, the coldest first."""
         self._under_way: set[Key] = set()
         self._failed: set[Key] = set()
         """Chunks whose copy has failed. It is tried again ahead of need, but need does not wait for it."""
@@ -40,15 +46,26 @@ class Pair(ABC):
         return bool(self._under_way) or (self.below is not None and self.below.moving)
 
     def advance(self, now: float) -> None:
+        if not self.lower.up:
+            return
+        if not self._to_copy:
+            self._choose()
+        part = [self._to_copy.popleft() for _ in range(min(_A_STEP, len(self._to_copy)))]
+        there = [key for key in part if key not in self._under_way and self._is_there(key)]
+        if there:
+            self._copy(self._dirty(there), now)
+
+    def _choose(self) -> None:
+        """Where too few chunks could go at once, the coldest of the others are to be copied. Looking for them
+        takes the longer the more are clean, so it is done once for all that are wanted; the copies take several
+        steps."""
         capacity, free, clean = self._fullness()
         spare = free + clean + len(self._under_way)
         fewest = ceil(capacity * (1 - self._watermarks.high))
         wanted = max(fewest, ceil(capacity * (1 - self._watermarks.low)))
-        if spare >= fewest or not self.lower.up:
-            return
-        cold = self._coldest(clean + len(self._under_way) + wanted - spare)
-        dirty = [key for key in self._dirty(cold) if key not in self._under_way]
-        self._copy(dirty[: wanted - spare], now)
+        if spare < fewest:
+            dirty = self._coldest_dirty(clean + len(self._under_way) + wanted - spare)
+            self._to_copy.extend([key for key in dirty if key not in self._under_way][: wanted - spare])
 
     def hold(self, victims: Sequence[Key], now: float) -> bool:
         dirty = self._dirty(victims)
@@ -95,6 +112,7 @@ class Pair(ABC):
         return dirty
 
     def reset(self) -> None:
+        self._to_copy.clear()
         self._under_way.clear()
         self._failed.clear()
 
@@ -112,8 +130,12 @@ class Pair(ABC):
         """In chunks: the upper tier's capacity, how many are free, how many are clean."""
 
     @abstractmethod
-    def _coldest(self, count: int) -> list[Key]:
-        """The keys that the upper tier would evict first."""
+    def _coldest_dirty(self, count: int) -> list[Key]:
+        """Those that are not clean of the `count` keys that the upper tier would evict first."""
+
+    @abstractmethod
+    def _is_there(self, key: Key) -> bool:
+        """Whether the upper tier still has the chunk."""
 
     @abstractmethod
     def _copy(self, keys: Sequence[Key], now: float) -> None:
@@ -145,8 +167,11 @@ class FromPrimary(Pair):
     def _fullness(self) -> tuple[int, int, int]:
         return self._slots.capacity, self._slots.free, self._slots.clean
 
-    def _coldest(self, count: int) -> list[Key]:
-        return [self._slots.key(slot) for slot in self._slots.coldest(count)]
+    def _coldest_dirty(self, count: int) -> list[Key]:
+        return self._slots.dirty(self._slots.coldest(count))
+
+    def _is_there(self, key: Key) -> bool:
+        return self._slots.hit(key)
 
     def _copy(self, keys: Sequence[Key], now: float) -> None:
         self._under_way.update(self._pass_down(keys, now))

@@ -83,15 +83,18 @@ class Residency:
         """Takes in what a tier found, the least recently used first. Known keys are left as they are; returns the
         others."""
         known = self._entries
-        new = {entry.key: entry for entry in sorted(entries, key=_LAST_USE) if entry.key not in known}
+        new: dict[Key, Entry] = {}
+        for entry in sorted(entries, key=_LAST_USE):
+            if entry.key not in known:
+                new.setdefault(entry.key, entry)
         keys, found = list(new), new.values()
         sizes = {nbytes: self._footprint(nbytes) for nbytes in {entry.nbytes for entry in found}}
-        start = self.now - time.time()
+        unix = time.time()
         numbers = self._add(
             keys,
             _READY,
             [sizes[entry.nbytes] for entry in found],
-            [min(self.now, start + entry.written) for entry in found],
+            [self.now - max(0.0, unix - entry.written) for entry in found],
             [min(max(1, entry.uses), _MOST_USES) for entry in found],
         )
         self.chunks += len(keys)
@@ -118,9 +121,9 @@ class Residency:
         """Bytes that a chunk of `nbytes` payload bytes occupies."""
         return self._footprint(nbytes)
 
-    def coldest(self, count: int) -> list[Key]:
-        """The up to `count` keys that would go first."""
-        return [self._keys[entry] for entry in self._policy.victims(count, self._busy)]
+    def coldest_dirty(self, count: int) -> list[Key]:
+        """Those that are not clean of the up to `count` keys that would go first."""
+        return [self._keys[entry] for entry in self._policy.victims(count, self._busy) if not self._clean[entry]]
 
     def is_clean(self, key: Key) -> bool:
         """Whether the chunk is held by the tier below too."""

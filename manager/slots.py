@@ -175,6 +175,10 @@ class SlotTable:
         slot = self._slots.get(key)
         return slot is not None and bool(self._clean[slot])
 
+    def dirty(self, slots: Iterable[int]) -> list[Key]:
+        """The keys of those of these slots that are not known to be held below too."""
+        return [self._keys[slot] for slot in slots if not self._clean[slot]]
+
     def mark_clean(self, key: Key) -> None:
         """The key's chunk is held below too."""
         slot = self._slots.get(key)

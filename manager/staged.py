@@ -119,8 +119,11 @@ class FromLevel(Pair):
         capacity = residency.capacity or 0
         return capacity // size, max(0, capacity - residency.bytes) // size, residency.clean
 
-    def _coldest(self, count: int) -> list[Key]:
-        return self._residency.coldest(count)
+    def _coldest_dirty(self, count: int) -> list[Key]:
+        return self._residency.coldest_dirty(count)
+
+    def _is_there(self, key: Key) -> bool:
+        return key in self._residency
 
     def _is_clean(self, key: Key) -> bool:
         return self._residency.is_clean(key)
