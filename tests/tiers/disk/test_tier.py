@@ -723,6 +723,67 @@ def test_touching_what_is_not_there_does_no_harm(opener: Opener) -> None:
     assert [entry.key for entry in opener().entries()] == keys_of(1)
 
 
+# Commits
+
+
+class Writer(threading.Thread):
+    """Stores one chunk, and has written its bytes when this returns, while the test holds commits back."""
+
+    def __init__(self, tier: DiskTier, key: Key) -> None:
+        super().__init__()
+        self.tier = tier
+        self.key = key
+        self.outcomes: list[Outcome] = []
+        waiting = len(tier._written)
+        self.start()
+        pause = threading.Event()
+        for _ in range(60_000):
+            if len(tier._written) > waiting:
+                return
+            pause.wait(0.001)
+        raise AssertionError("it does not come to its commit")
+
+    def run(self) -> None:
+        self.outcomes += store(self.tier, [self.key])
+
+    def ended(self) -> list[Outcome]:
+        self.join(60)
+        return self.outcomes
+
+
+def test_writers_that_wait_are_committed_together(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = opener()
+    commit = tier._index.commit
+    commits: list[list[Key]] = []
+
+    def noting_commit(removed: Any, added: Any) -> list[bool]:
+        commits.append([key for key, _ in added])
+        return commit(removed, added)
+
+    monkeypatch.setattr(tier._index, "commit", noting_commit)
+    first, second = keys_of(1, 2)
+    with tier._committing:
+        writers = [Writer(tier, key) for key in (first, second, first)]
+    assert [writer.ended() for writer in writers] == [[Outcome.OK]] * 3
+    assert commits == [[first, second, first]]
+    assert load(tier, [first, second]) == [Outcome.OK] * 2
+    assert tier.usage() == Usage(2, 2 * tier.footprint(CHUNK), tier.usage().capacity)
+    fill(tier)  # nothing has been lost of the slot that was written twice
+
+
+def test_what_waits_while_the_epoch_moves_on_is_refused_alone(opener: Opener) -> None:
+    tier = opener()
+    with tier._committing:
+        late = Writer(tier, key_for(1))
+        tier._begin_era("next")
+        timely = Writer(tier, key_for(2))
+    assert late.ended() == [Outcome.REFUSED] and timely.ended() == [Outcome.OK]
+    assert load(tier, keys_of(1, 2)) == [Outcome.MISSING, Outcome.OK]
+    assert tier.usage().chunks == 1
+    tier.delete(keys_of(2))
+    fill(tier)
+
+
 # Durability
 
 
