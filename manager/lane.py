@@ -5,14 +5,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from threading import Condition, Lock, Thread
+from itertools import chain, islice
+from threading import Condition, Lock, RLock, Thread
 from typing import NamedTuple, Protocol
 
 from kvcascade.errors import ClosedError, TierError, TierRefused, TierUnavailable
 from kvcascade.tiers import Tier
 from kvcascade.types import Buffer, Changes, Key, Outcome, OutcomeKind
 
+from .jobqueue import JobQueue
 from .jobs import Job, JobKind, Report
 from .retry import Retry
 
@@ -20,6 +23,8 @@ __all__ = ["Lane", "ThreadLane"]
 
 logger = logging.getLogger("kvcascade.lane")
 
+_TOGETHER = 4 << 20
+"""Bytes that small jobs may come to where they are done in one call."""
 _IDLE_WAIT = 0.5
 _MAINTAIN_EVERY = 2.0
 
@@ -84,7 +89,8 @@ class Lane(Protocol):
 class ThreadLane:
     """A lane of threads in this process.
 
-    `_lock` covers the queues and counts; the tier is called, and its results are read, with the lock released.
+    `_lock` covers the queue and counts, and threads wait on it for what there is to do; who waits until nothing is
+    left waits on `_rest`, of the same lock. The tier is called, and its results are read, with the lock released.
     """
 
     def __init__(
@@ -105,9 +111,11 @@ class ThreadLane:
         self._tell = tell
         self._tier = tier
         self._slot = slot
-        self._lock = Condition()
-        self._loads: dict[str, deque[Job]] = {}
-        self._stores: deque[Job] = deque()
+        self._together = _TOGETHER // len(slot(0)) if tier.capabilities.batches else 0
+        lock = RLock()
+        self._lock = Condition(lock)
+        self._rest = Condition(lock)
+        self._queue = JobQueue()
         self._actions: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._unreported: dict[int, Job] = {}
         self._reports: deque[Report] = deque()
@@ -141,10 +149,7 @@ class ThreadLane:
             if self._closing:
                 raise ClosedError(f"the lane of tier {self._name!r} is closed")
             self._unreported[job.id] = job
-            if job.kind is JobKind.WRITE:
-                self._stores.append(job)
-            else:
-                self._loads.setdefault(job.owner, deque()).append(job)
+            self._queue.put(job)
             self._lock.notify()
 
     def start(self) -> None:
@@ -168,18 +173,14 @@ class ThreadLane:
 
     def withdraw(self) -> None:
         with self._lock:
-            waiting = [job for queue in self._loads.values() for job in queue] + list(self._stores)
-            for job in waiting:
-                if not job.withdrawn:
-                    job.withdrawn = True
-                    self._reports.append(Report(job, job.failed("withdrawn before it ran"), ran=False))
-            self._loads.clear()
-            self._stores.clear()
-            self._lock.notify_all()
+            for job in self._queue.clear():
+                job.withdrawn = True
+                self._reports.append(Report(job, job.failed("withdrawn before it ran"), ran=False))
+            self._rest.notify_all()
 
     def wait(self, timeout: float) -> bool:
         with self._lock:
-            return self._lock.wait_for(self._at_rest, timeout)
+            return self._rest.wait_for(self._at_rest, timeout)
 
     def move_to(self, epoch: str) -> "Future[None]":
         done: Future[None] = Future()
@@ -226,7 +227,7 @@ class ThreadLane:
         return Report(job, job.failed("the deadline passed"), ended=False, late=True)
 
     def _at_rest(self) -> bool:
-        return not (self._running or self._loads or self._stores or self._actions)
+        return not (self._running or self._queue or self._actions)
 
     # The threads' side
 
@@ -252,30 +253,25 @@ class ThreadLane:
                 if maintain:
                     self._maintaining = False
                     self._maintain_at = time.monotonic() + pause
-                self._lock.notify_all()
+                if self._at_rest():
+                    self._rest.notify_all()
 
     def _next(self) -> Callable[[], None] | None:
         """Under the lock: the next thing to do."""
         if self._actions:
             action, done = self._actions.popleft()
             return lambda: _resolve(action, done)
-        while self._loads:
-            owner, queue = next(iter(self._loads.items()))
-            del self._loads[owner]
-            job = queue.popleft()
-            if queue:
-                self._loads[owner] = queue  # at the end: the next owner's turn
-            if not job.withdrawn:
-                return self._begin(job)
-        while self._stores:
-            job = self._stores.popleft()
-            if not job.withdrawn:
-                return self._begin(job)
-        return None
+        job = self._queue.take()
+        return self._begin(job) if job else None
 
-    def _begin(self, job: Job) -> Callable[[], None]:
-        job.begun = True
-        return lambda: self._run(job)
+    def _begin(self, first: Job) -> Callable[[], None]:
+        """What does the job, and those that wait and cost less together with it."""
+        jobs = [first]
+        if first.kind is not JobKind.PROBE:
+            jobs += self._queue.take_with(first, len(self._threads), self._together - len(first.keys))
+        for job in jobs:
+            job.begun = True
+        return lambda: self._run(jobs)
 
     def _move(self, epoch: str, number: int) -> None:
         with self._moving:
@@ -290,9 +286,26 @@ class ThreadLane:
             return _IDLE_WAIT
         return min(_IDLE_WAIT, max(0.0, self._maintain_at - time.monotonic()))
 
-    def _run(self, job: Job) -> None:
+    def _run(self, jobs: Sequence[Job]) -> None:
         begin = time.monotonic()
-        outcomes = self._try(job, range(len(job.keys)))
+        for job, outcomes in zip(jobs, self._try_together(jobs), strict=True):
+            self._try_again(job, outcomes)
+            self._reports.append(Report(job, outcomes, seconds=time.monotonic() - begin))
+
+    def _try_together(self, jobs: Sequence[Job]) -> list[list[Outcome]]:
+        """Does the jobs, which are of one kind, in one call; where that is no good, each by itself."""
+        if len(jobs) > 1:
+            lists = ([getattr(job, name) for job in jobs] for name in ("keys", "slots", "victims"))
+            keys, slots, victims = (list(chain.from_iterable(some)) for some in lists)
+            with suppress(Exception):  # each job's own call will say what is wrong
+                outcomes = self._call(jobs[0].kind, keys, slots, victims)
+                if len(outcomes) == len(keys):
+                    rest = iter(outcomes)
+                    return [list(islice(rest, len(job.keys))) for job in jobs]
+        return [self._try(job, range(len(job.keys))) for job in jobs]
+
+    def _try_again(self, job: Job, outcomes: list[Outcome]) -> None:
+        """Retries what has failed, as far as that is allowed, and puts what came of it in its place."""
         self._retry.tried(len(outcomes))
         for attempt in range(self._retry.times):
             failed = [place for place, outcome in enumerate(outcomes) if _may_recover(outcome)]
@@ -300,13 +313,13 @@ class ThreadLane:
                 break
             for place, outcome in zip(failed, self._try(job, failed), strict=True):
                 outcomes[place] = outcome
-        self._reports.append(Report(job, outcomes, seconds=time.monotonic() - begin))
 
     def _try(self, job: Job, places: Sequence[int]) -> list[Outcome]:
         """Does the job for these of its keys."""
         keys = [job.keys[place] for place in places]
         try:
-            outcomes = self._call(job, keys, places)
+            slots = [job.slots[place] for place in places] if job.slots else []
+            outcomes = self._call(job.kind, keys, slots, job.victims)
             if len(outcomes) == len(keys):
                 return outcomes
             error: Exception = TierUnavailable(f"{len(outcomes)} outcomes for {len(keys)} keys")
@@ -314,13 +327,15 @@ class ThreadLane:
             error = raised
         return [Outcome.failed(_as_tier_error(error))] * len(keys)
 
-    def _call(self, job: Job, keys: Sequence[Key], places: Sequence[int]) -> list[Outcome]:
-        if job.kind is JobKind.PROBE:
+    def _call(
+        self, kind: JobKind, keys: Sequence[Key], slots: Sequence[int], victims: Sequence[Key]
+    ) -> list[Outcome]:
+        if kind is JobKind.PROBE:
             return [Outcome.OK if there else Outcome.MISSING for there in self._tier.exists(keys)]
-        buffers = [self._slot(job.slots[place]) for place in places]
-        if job.kind is JobKind.READ:
+        buffers = [self._slot(slot) for slot in slots]
+        if kind is JobKind.READ:
             return self._tier.read(keys, buffers)
-        return self._tier.write(keys, buffers, job.victims)
+        return self._tier.write(keys, buffers, victims)
 
     def _pause(self, attempt: int, deadline: float) -> bool:
         """Waits before another attempt; False where there is no time for one."""

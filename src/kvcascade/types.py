@@ -162,6 +162,9 @@ class Capabilities:
     """Chunks outlive the process."""
     shared: bool = False
     """Others write to it too, so its content can't be known from here; it must be asked."""
+    batches: bool = False
+    """Keys that are read or written in one call cost less than each by itself, so that a lane does small jobs
+    together."""
     bounded: bool = False
     """It has a hard capacity: `Usage.capacity` is set, and the manager chooses victims for it."""
 

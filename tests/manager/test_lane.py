@@ -1,7 +1,7 @@
-"""A lane's threads: when they do a tier's housekeeping."""
+"""A lane's threads: when they do a tier's housekeeping, and which jobs they do together."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 import pytest
@@ -9,10 +9,10 @@ import pytest
 from kvcascade.manager import lane as lane_module
 from kvcascade.manager.jobs import Job, JobKind
 from kvcascade.manager.lane import ThreadLane
-from kvcascade.testing import buffer, key_for
+from kvcascade.testing import buffer, fill, key_for
 from kvcascade.testing.wrappers import TierWrapper
 from kvcascade.tiers.memory import MemoryTier
-from kvcascade.types import Changes
+from kvcascade.types import Buffer, Capabilities, Changes, Key, Outcome, OutcomeKind
 
 _HANG = 30.0
 
@@ -81,3 +81,96 @@ def test_housekeeping_that_had_not_enough_time_goes_on_soon(
     lanes.append(start(tier, 1))
     lanes[0]._maintain_at = 0.0
     assert tier.done.wait(_HANG if more else 1.0) == more
+
+
+class Batches(MemoryTier):
+    """A tier whose calls are counted by their keys, and which is held until `may_go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capabilities = Capabilities(batches=True)
+        self.calls: list[int] = []
+        self.entered, self.may_go = threading.Event(), threading.Event()
+        self.raises = 0
+
+    def write(self, keys: Sequence[Key], buffers: Sequence[Buffer], victims: Sequence[Key] = ()) -> list[Outcome]:
+        self._enter(len(keys))
+        return super().write(keys, buffers, victims)
+
+    def read(self, keys: Sequence[Key], buffers: Sequence[Buffer]) -> list[Outcome]:
+        self._enter(len(keys))
+        return super().read(keys, buffers)
+
+    def _enter(self, keys: int) -> None:
+        self.calls.append(keys)
+        self.entered.set()
+        self.may_go.wait(_HANG)
+        if keys > 1 and self.raises:
+            raise RuntimeError("not together")
+
+
+@pytest.fixture
+def batches(lanes: list[ThreadLane]) -> Batches:
+    """A lane of one thread, which is held in a call, and slots of 1 MiB."""
+    tier, slots = Batches(), [buffer(1 << 20) for _ in range(9)]
+    lanes.append(ThreadLane("t", tier, slots.__getitem__, 1))
+    for number, slot in enumerate(slots):
+        fill(slot, key_for(number))
+    submit(lanes[0], JobKind.WRITE, 0)
+    assert tier.entered.wait(_HANG)
+    return tier
+
+
+def submit(lane: ThreadLane, kind: JobKind, *numbers: int) -> Job:
+    keys = [key_for(number) for number in numbers]
+    job = Job(kind, keys, numbers, (), f"r{numbers[0]}", Nobody(), float("inf"))
+    lane.submit(job)
+    return job
+
+
+def ended(lane: ThreadLane, count: int) -> dict[int, list[OutcomeKind]]:
+    """The outcomes of each job."""
+    assert lane.wait(_HANG)
+    reports = lane.poll(0.0)
+    assert len(reports) == count
+    return {report.job.id: [outcome.kind for outcome in report.outcomes] for report in reports}
+
+
+def test_small_jobs_that_wait_are_done_in_one_call_each_with_its_own_outcomes(
+    lanes: list[ThreadLane], batches: Batches
+) -> None:
+    stores = [submit(lanes[0], JobKind.WRITE, number) for number in (1, 2, 3)]
+    batches.may_go.set()
+    assert len(ended(lanes[0], 4)) == 4 and batches.calls == [1, 3]
+    batches.may_go.clear()
+    batches.entered.clear()
+    submit(lanes[0], JobKind.READ, 0)
+    assert batches.entered.wait(_HANG)
+    loads = [submit(lanes[0], JobKind.READ, number) for number in (3, 8, 1)]
+    batches.may_go.set()
+    outcomes = ended(lanes[0], 4)
+    assert batches.calls == [1, 3, 1, 3]
+    assert [outcomes[load.id] for load in loads] == [[OutcomeKind.OK], [OutcomeKind.MISSING], [OutcomeKind.OK]]
+    assert not set(outcomes) & {store.id for store in stores}
+
+
+def test_a_call_is_no_larger_than_four_mebibytes_and_keeps_the_order(
+    lanes: list[ThreadLane], batches: Batches
+) -> None:
+    for numbers in ((1, 2), (3, 4), (5, 6, 7, 8), (2,)):
+        submit(lanes[0], JobKind.WRITE, *numbers)
+    batches.may_go.set()
+    ended(lanes[0], 5)
+    assert batches.calls == [1, 4, 4, 1]
+
+
+def test_a_call_that_raises_is_made_again_for_each_job_by_itself(
+    lanes: list[ThreadLane], batches: Batches
+) -> None:
+    batches.raises = True
+    alone, both = submit(lanes[0], JobKind.WRITE, 1), submit(lanes[0], JobKind.WRITE, 2, 3)
+    batches.may_go.set()
+    outcomes = ended(lanes[0], 3)
+    assert batches.calls == [1, 3, 1, 2]
+    assert outcomes[alone.id] == [OutcomeKind.OK]
+    assert outcomes[both.id] == [OutcomeKind.FAILED] * 2

@@ -69,7 +69,7 @@ class DiskTier(Tier):
         locks of the slabs.
     """
 
-    capabilities = Capabilities(persistent=True, bounded=True)
+    capabilities = Capabilities(persistent=True, batches=True, bounded=True)
     patience: ClassVar[float] = PATIENCE
 
     def __init__(self, opened: Opened, durable: bool, clock: Callable[[], float] = time.monotonic) -> None:
