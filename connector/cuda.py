@@ -2,7 +2,7 @@
 
 import ctypes
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ class CudaCopier:
 
         self._cuda = cuda or torch.cuda
         self._rows = tensors
+        self._whole = [tensor.view(-1) if tensor.is_contiguous() else None for tensor in tensors]
         self._device = tensors[0].device
         self._pool = pool
         self._slots: dict[int, torch.Tensor] = {}
@@ -96,12 +97,20 @@ class CudaCopier:
         return True
 
     def _copy(self, piece: Piece, direction: Direction) -> None:
-        blocks = self._rows[piece.tensor][piece.block : piece.block + piece.number]
-        host = self._slot(piece.slot)[piece.start : piece.start + blocks.numel()].view(blocks.shape)
-        # Blocks with gaps between them are copied one by one: else torch takes memory of the device for them.
-        for ours, theirs in [(host, blocks)] if blocks.is_contiguous() else zip(host, blocks, strict=True):
-            source, target = (theirs, ours) if direction is Direction.STORE else (ours, theirs)
+        for host, device in self._pairs(piece):
+            source, target = (device, host) if direction is Direction.STORE else (host, device)
             target.copy_(source, non_blocking=True)
+
+    def _pairs(self, piece: Piece) -> "Iterable[tuple[torch.Tensor, torch.Tensor]]":
+        """What is copied at once. Blocks with gaps between them are copied one by one: else torch takes memory of
+        the device for them."""
+        tensor, block, number, slot, start = piece
+        rows, whole = self._rows[tensor], self._whole[tensor]
+        nbytes = rows.shape[1]
+        host = self._slot(slot).narrow(0, start, number * nbytes)
+        if whole is not None:
+            return [(host, whole.narrow(0, block * nbytes, number * nbytes))]
+        return zip(host.view(number, nbytes), rows.narrow(0, block, number), strict=True)
 
     def _slot(self, index: int) -> "torch.Tensor":
         import torch
