@@ -117,7 +117,7 @@ def test_what_was_computed_is_loaded(engine, way, ask, seen, tmp_path):
     if TOLD_BY_SOURCE:
         assert metrics["prompt_tokens_cached_by_source.host"] == sum(LOADED)
     at_rest(first)
-    assert first.end() == {"threads": [], "maps": [], "files": []}
+    assert first.finish() == {"threads": [], "maps": [], "files": []}
     first.close()
 
     second = engine(stack, way)

@@ -83,8 +83,8 @@ def listener():
 
 
 def test_what_is_stored_and_what_goes_is_told_of_each_tier(engine, way, listener, seen, tmp_path):
-    stack = on_disk(tmp_path / "disk", "1MiB")
-    stack["tiers"][1]["capacity"] = "2MiB"
+    stack = on_disk(tmp_path / "disk", "4MiB")
+    stack["tiers"][1]["capacity"] = "4MiB"
     writer = engine(stack, way, kv_events_config=listener.config)
     writer.generate(prompts=PROMPTS, tokens=1)
     step = iter(range(1000))
@@ -97,7 +97,7 @@ def test_what_is_stored_and_what_goes_is_told_of_each_tier(engine, way, listener
     listener.until(lambda: len(listener.places[disk]) >= wanted, nothing_new)
     assert listener.places[disk] == listener.places[cpu] and len(listener.places[disk]) == wanted
 
-    for number in range(4):
+    for number in range(8):
         writer.generate(prompts=[prompt(700, 20 + number)], tokens=1)
     listener.until(lambda: listener.removed[disk] and listener.removed[cpu], nothing_new)
     chunks = writer.metrics()["kvcascade_chunks.disk"]

@@ -134,7 +134,7 @@ class Runner:
         self.settle()
         return [_answer(found[name]) for name in names], resets
 
-    def end(self) -> dict[str, list[str]]:
+    def finish(self) -> dict[str, list[str]]:
         """Ends the engine, but not its process; returns what is left of it there."""
         self.close()
         gc.collect()
