@@ -2,6 +2,7 @@
 and bare loops over a slab or over files."""
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,18 @@ from .storage import Batch, Contender, Memory, Shape, say
 __all__ = ["Files", "Lanes", "Slab", "VllmFiles", "vllm_files"]
 
 HANG = 600.0
+POLL = 0.0005
+"""Seconds between two questions for what has ended."""
+
+
+def until_ended(jobs: int, ended: Callable[[], list[bool]]) -> None:
+    """Asks again and again, as an engine does in its steps, what has ended, and whether well."""
+    while jobs:
+        time.sleep(POLL)
+        found = ended()
+        if not all(found):
+            raise ValueError("a job has failed")
+        jobs -= len(found)
 
 
 class Lanes:
@@ -38,12 +51,12 @@ class Lanes:
     def store(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             self._submit(JobKind.WRITE, batch, self._victims(batch))
-        self._end()
+        until_ended(len(batches), self._ended)
 
     def load(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             self._submit(JobKind.READ, batch, [])
-        self._end()
+        until_ended(len(batches), self._ended)
 
     def _victims(self, batch: Batch) -> list[Key]:
         if self._room is None:
@@ -54,12 +67,8 @@ class Lanes:
     def _submit(self, kind: JobKind, batch: Batch, victims: list[Key]) -> None:
         self._lane.submit(Job(kind, batch.keys, batch.slots, victims, "", _Nobody(), HANG))
 
-    def _end(self) -> None:
-        self._lane.wait(HANG)
-        for report in self._lane.poll(0.0):
-            for outcome in report.outcomes:
-                if not outcome.ok:
-                    raise ValueError(f"{report.job.kind}: {outcome}")
+    def _ended(self) -> list[bool]:
+        return [all(outcome.ok for outcome in report.outcomes) for report in self._lane.poll(0.0)]
 
     def close(self) -> None:
         self._lane.close(HANG)
@@ -101,9 +110,7 @@ class VllmFiles:
         for batch in batches:
             self._ids += 1
             submit(self._job(self._ids, batch.keys, np.asarray(batch.slots), promotion, None))
-        self._tier.drain_jobs()
-        if not all(result.success for result in self._tier.get_finished_jobs()):
-            raise ValueError("a job of vLLM's file tier failed")
+        until_ended(len(batches), lambda: [result.success for result in self._tier.get_finished_jobs()])
 
     def close(self) -> None:
         self._tier.shutdown()

@@ -6,6 +6,7 @@ drawn anew each round, and only ratios within a case are compared.
 
 import gc
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -36,6 +37,8 @@ class Result:
     cpu_s_per_gb: float
     """The median processor time of this thread, or all threads, the system's work for it included."""
     rounds: int
+    others: float = 0.0
+    """The share of the machine's processors that other processes took meanwhile, at the median."""
 
 
 @dataclass
@@ -60,30 +63,47 @@ def interleaved(
     *,
     pause: float = 0.0,
     clock: Callable[[], float] = time.thread_time,
+    spare: int = 0,
 ) -> list[Result]:
     """Each contender's median over `rounds` rounds of at least `seconds` seconds.
 
     `pause`: seconds of rest before each measurement, the same for all: for a medium that is throttled. `clock`: of
-    processor time; `time.process_time` where contenders work in threads of their own.
+    processor time; `time.process_time` where contenders work in threads of their own. `spare`: so many rounds more
+    are taken, and of all those count in which other processes were least busy.
     """
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
-    costs: dict[str, list[float]] = {name: [] for name in contenders}
     for work in contenders.values():
         work()
+    taken: list[tuple[float, dict[str, tuple[float, float]]]] = []
     gc.disable()
     try:
-        for _ in range(rounds):
+        for _ in range(rounds + spare):
+            begin, before = time.perf_counter(), _others()
+            found = {}
             for name in random.sample(list(contenders), len(contenders)):
                 time.sleep(pause)
-                rate, cost = _measure(contenders[name], seconds, clock)
-                rates[name].append(rate)
-                costs[name].append(cost)
+                found[name] = _measure(contenders[name], seconds, clock)
+            taken.append(((_others() - before) / (time.perf_counter() - begin), found))
     finally:
         gc.enable()
-    return [
-        Result(case, name, statistics.median(found), spread(found), statistics.median(costs[name]), rounds)
-        for name, found in rates.items()
-    ]
+    counted = sorted(taken, key=lambda one: one[0])[:rounds]
+    others = statistics.median(share for share, _ in counted)
+    results = []
+    for name in contenders:
+        rates, costs = zip(*(found[name] for _, found in counted), strict=True)
+        rate, cost = statistics.median(rates), statistics.median(costs)
+        results.append(Result(case, name, rate, spread(rates), cost, rounds, others))
+    return results
+
+
+def _others() -> float:
+    """Seconds of each processor's time, on average, that other processes have taken so far; 0 where the system
+    does not say."""
+    try:
+        user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:9])
+    except OSError:
+        return 0.0
+    busy = (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+    return (busy - time.process_time()) / (os.cpu_count() or 1)
 
 
 def _measure(work: Work, seconds: float, clock: Callable[[], float]) -> tuple[float, float]:
@@ -95,7 +115,7 @@ def _measure(work: Work, seconds: float, clock: Callable[[], float]) -> tuple[fl
     return moved / spent / 1e9, (clock() - busy) / moved * 1e9
 
 
-def spread(rates: list[float]) -> float:
+def spread(rates: Sequence[float]) -> float:
     """Half the distance between the quartiles, as a share of the median."""
     low, _, high = statistics.quantiles(rates, n=4)
     return (high - low) / 2 / statistics.median(rates)
@@ -108,7 +128,8 @@ def report(
     busy with other things the processor time tells more than the rate: it follows in a table of its own."""
     if _written(results, as_json, out, plot):
         return
-    _table("GB/s", results, base, lambda result: result.gb_per_s)
+    others = statistics.median(result.others for result in results)
+    _table(f"GB/s (other processes took {others:.0%} of the machine)", results, base, lambda one: one.gb_per_s)
     _table("GB per second of processor time", results, base, lambda result: 1 / result.cpu_s_per_gb)
 
 
@@ -182,6 +203,9 @@ def argument_parser(description: str | None) -> Any:
 
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--spare", type=int, default=0, help="rounds more, of which those count that others disturbed least"
+    )
     parser.add_argument("--seconds", type=float, default=0.1, help="of a round, at least")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", type=Path, help="a file for the JSON")

@@ -193,7 +193,7 @@ def shapes(options: Any) -> Iterator[Shape]:
 def measure(shape: Shape, make: Contenders, options: Any) -> list[Result]:
     """Both verbs of one case. Loads first: they want what is held, and stores evict it."""
     results: list[Result] = []
-    traffic = Traffic(shape, options.rounds + 1)
+    traffic = Traffic(shape, options.rounds + options.spare + 1)
     with TemporaryDirectory(dir=options.path, prefix="kvcascade-benchmark-") as folder, Memory(shape) as memory:
         contenders = make(Path(folder), shape, memory, options)
         for name, one in contenders.items():
@@ -204,7 +204,8 @@ def measure(shape: Shape, make: Contenders, options: Any) -> list[Result]:
             works = {
                 name: turns(getattr(one, verb), rounds, shape.round_bytes) for name, one in contenders.items()
             }
-            results += interleaved(case, works, options.rounds, 0.0, pause=options.pause, clock=time.process_time)
+            terms = {"pause": options.pause, "clock": time.process_time, "spare": options.spare}
+            results += interleaved(case, works, options.rounds, 0.0, **terms)
         for one in contenders.values():
             one.close()
         if options.fio:

@@ -181,7 +181,8 @@ def measure(nbytes: int, count: int, order: str, options: Any) -> list[Result]:
     for direction in Direction:
         named = {"order": order, "verb": direction.value, "KiB": nbytes // KIB, "blocks": count}
         works = {name: turns(one, direction, case) for name, one in contenders.items()}
-        results += interleaved(named, works, options.rounds, options.seconds, clock=time.process_time)
+        terms = {"clock": time.process_time, "spare": options.spare}
+        results += interleaved(named, works, options.rounds, options.seconds, **terms)
     for one in contenders.values():
         one.close()
     case.close()
