@@ -8,21 +8,22 @@ __all__ = ["Ghosts"]
 
 _SHARDS = 256
 _A_SHARD = 256
-_SEEN_BITS = 1 << 23
+_SEEN_BITS = 1 << 15
+"""A shard."""
 
 
 class Ghosts:
     """At least the last 65,536 chunks that one tier lost or did not take, each with its reason.
 
     They are kept in shards of two generations, so that none is forgotten by itself, and no call forgets many.
-    Beyond that a bitmap of 1 MiB (one bit a key: a Bloom filter with one hash) tells a chunk that was never here
-    from one whose reason is forgotten.
+    Beyond that bitmaps of 1 MiB in all (one bit a key: Bloom filters with one hash) tell a chunk that was never
+    here from one whose reason is forgotten. A shard has its own: what is done at once is near in memory.
     """
 
     def __init__(self) -> None:
         self._young: list[dict[Key, MissReason]] = [{} for _ in range(_SHARDS)]
         self._old: list[dict[Key, MissReason]] = [{} for _ in range(_SHARDS)]
-        self._seen = bytearray(_SEEN_BITS // 8)
+        self._seen = [bytearray(_SEEN_BITS // 8) for _ in range(_SHARDS)]
 
     def add(self, key: Key, reason: MissReason) -> None:
         """The tier does not have this key, and this is why."""
@@ -43,13 +44,15 @@ class Ghosts:
         if reason is not None:
             return reason
         bit = hash(key) & _SEEN_BITS - 1
-        return MissReason.UNKNOWN if self._seen[bit >> 3] >> (bit & 7) & 1 else MissReason.NEVER_STORED
+        seen = self._seen[key[0]][bit >> 3] >> (bit & 7) & 1
+        return MissReason.UNKNOWN if seen else MissReason.NEVER_STORED
 
     def _turn_over(self, shard: int) -> dict[Key, MissReason]:
         """The older generation of a shard is forgotten, but for having been here; returns the new one."""
+        seen = self._seen[shard]
         for key in self._old[shard]:
             bit = hash(key) & _SEEN_BITS - 1
-            self._seen[bit >> 3] |= 1 << (bit & 7)
+            seen[bit >> 3] |= 1 << (bit & 7)
         self._old[shard] = self._young[shard]
         self._young[shard] = {}
         return self._young[shard]
