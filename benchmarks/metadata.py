@@ -166,7 +166,6 @@ class Bench:
     def run(self, work: str, prompts: Sequence[Keys]) -> tuple[float, float]:
         """Microseconds a chunk, and microseconds of processor time, of these requests."""
         verbs = [getattr(self._contender, verb) for verb in WORKS[work]]
-        gc.collect()
         begin, busy = time.perf_counter(), time.thread_time()
         for keys in prompts:
             for verb in verbs:
@@ -259,7 +258,6 @@ def stalls(slots: int, rounds: int, peers: bool) -> Iterator[Cost]:
         made = list(makers(peers).items())
         for name, make in random.sample(made, len(made)):
             bench = Bench(name, make(slots))
-            gc.collect()
             worst = [
                 bench.worst(work, bench.prompts(work, int(share * slots) // CHUNKS))
                 for work, share in (("new", 2), ("hit", 0.5), ("miss", 0.1))

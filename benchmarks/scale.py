@@ -156,7 +156,6 @@ def measure(kind: str, size: int, engine: Engine, at_once: int, rounds: int) -> 
                 "promote": lambda: engine.stored(at_once, primary=False),
             }[work]
             chunks, engine.spent = 0, 0.0
-            gc.collect()
             for _ in range(max(1, STEPS // at_once)):
                 if some := prompts():
                     getattr(engine, work)(some)
