@@ -34,11 +34,11 @@ class Copies:
     def begin(self, request: Request, keys: Sequence[Key], slots: Sequence[int]) -> None:
         if not keys:
             return
+        copies = dict(zip(keys, slots, strict=True))
         under_way = self._under_way.get(request)
         if under_way is None:
             under_way = self._under_way[request] = {}
             self._of_id.setdefault(request.id, []).append(request)
-        copies = dict(zip(keys, slots, strict=True))
         if len(copies) < len(keys) or not copies.keys().isdisjoint(under_way):
             known = set(under_way)
             for key in keys:

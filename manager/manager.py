@@ -209,7 +209,7 @@ class SecondaryTierManager:
         request.waiting_since = None  # who stores runs, and waits no longer
         offered = dict.fromkeys(keys)
         request.keys.update(offered)
-        new = self._slots.absent(list(offered))
+        new = self._slots.absent(offered)
         room, victims = self._room_for(new, request)
         granted, refused = new[:room], new[room:]
         if refused:

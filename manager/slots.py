@@ -209,12 +209,14 @@ class SlotTable:
 
     def allocate(self, keys: Sequence[Key], state: SlotState) -> list[int]:
         """A free slot for each key, pinned once by the transfer that will fill it. There must be enough."""
-        slots = [self._free.pop() for _ in keys]
+        first = len(self._free) - len(keys)
+        slots = self._free[first:]
+        del self._free[first:]
         self._slots.set_all(keys, slots)
-        names, states, pins, insert = self._keys, self._states, self._pins, self._policy.insert
+        names, states, pins, insert, flag = self._keys, self._states, self._pins, self._policy.insert, int(state)
         for key, slot in zip(reversed(keys), reversed(slots), strict=True):
             names[slot] = key
-            states[slot] = state
+            states[slot] = flag
             pins[slot] = 1
             insert(slot, key)
         self.pinned += len(slots)
