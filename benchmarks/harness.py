@@ -19,7 +19,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cost", "Result", "argument_parser", "child", "interleaved", "report", "report_costs", "spread"]
+__all__ = [
+    "Cost",
+    "Result",
+    "argument_parser",
+    "child",
+    "interleaved",
+    "others_busy",
+    "report",
+    "report_costs",
+    "spread",
+]
 
 Work = Callable[[], int]
 """Does the work once, and returns the payload bytes that it has moved."""
@@ -77,12 +87,12 @@ def interleaved(
     gc.disable()
     try:
         for _ in range(rounds + spare):
-            begin, before = time.perf_counter(), _others()
+            begin, before = time.perf_counter(), others_busy()
             found = {}
             for name in random.sample(list(contenders), len(contenders)):
                 time.sleep(pause)
                 found[name] = _measure(contenders[name], seconds, clock)
-            taken.append(((_others() - before) / (time.perf_counter() - begin), found))
+            taken.append(((others_busy() - before) / (time.perf_counter() - begin), found))
     finally:
         gc.enable()
     counted = sorted(taken, key=lambda one: one[0])[:rounds]
@@ -95,7 +105,7 @@ def interleaved(
     return results
 
 
-def _others() -> float:
+def others_busy() -> float:
     """Seconds of each processor's time, on average, that other processes have taken so far; 0 where the system
     does not say."""
     try:

@@ -39,7 +39,7 @@ from kvcascade.tiers.disk import DiskSettings
 from kvcascade.types import Key, Namespace
 
 from .contenders import VllmFiles
-from .harness import Cost, Result, argument_parser, report, report_costs, spread
+from .harness import Cost, Result, argument_parser, others_busy, report, report_costs, spread
 from .storage import KIB, MIB, Batch, Memory, Shape, key, say
 
 _key = cache(key)
@@ -176,6 +176,8 @@ class Steps(NamedTuple):
     times: list[float]
     cpu_times: list[float]
     """Of the engine's thread."""
+    others: float
+    """The share of the machine's processors that other processes took."""
 
 
 class Engine:
@@ -192,7 +194,8 @@ class Engine:
     def run(self, verb: str, worker: Worker | None, busy: bool, seconds: float) -> Steps:
         """Steps for so many seconds, with I/O at full rate."""
         times, cpu_times, jobs = [], [], 0
-        began, cpu = time.perf_counter(), _cpu(worker)
+        child = worker.cpu() if worker else 0.0
+        began, cpu, others = time.perf_counter(), _cpu(worker), others_busy()
         while (begin := time.perf_counter()) - began < seconds:
             own = time.thread_time()
             if worker:
@@ -210,9 +213,12 @@ class Engine:
             cpu_times.append(time.thread_time() - own)
         spent = time.perf_counter() - began
         used = _cpu(worker) - cpu
+        processors = os.cpu_count() or 1
+        others = (others_busy() - others - (worker.cpu() - child if worker else 0.0) / processors) / spent
         if worker:
             self.settle(worker)
-        return Steps(jobs * self.shape.nbytes * self.shape.chunks, spent, used, times, cpu_times)
+        moved = jobs * self.shape.nbytes * self.shape.chunks
+        return Steps(moved, spent, used, times, cpu_times, others)
 
     def settle(self, worker: Worker) -> None:
         """Waits for all jobs."""
@@ -298,12 +304,19 @@ def measure(shape: Shape, options: Any) -> dict[str, Found]:
         turns: list[tuple[str, Worker | None, bool]] = [("none", None, True)]
         turns += [(name, worker, busy) for name, worker in those.items() for busy in (False, True)]
         found = {name: Found([], []) for name in ("none", *those)}
-        for number in range(options.rounds + 1):
+        taken = []
+        for _ in range(1 + options.rounds + options.spare):
+            one = {}
             for name, worker, busy in random.sample(turns, len(turns)):
                 time.sleep(options.pause)
-                steps = engine.run(options.verb, worker, busy, options.seconds)
-                if number:  # the first round is for warming up
-                    (found[name].busy if busy else found[name].idle).append(steps)
+                one[name, busy] = engine.run(options.verb, worker, busy, options.seconds)
+            taken.append(one)
+        quiet = sorted(
+            taken[1:], key=lambda one: sum(steps.others for steps in one.values())
+        )  # the first warms up
+        for one in quiet[: options.rounds]:
+            for (name, busy), steps in one.items():
+                (found[name].busy if busy else found[name].idle).append(steps)
         for worker in those.values():
             worker.close()
     os.sync()
@@ -319,9 +332,9 @@ def rates(case: dict[str, Any], found: dict[str, Found]) -> list[Result]:
                 continue
             speeds = [one.moved / one.seconds / 1e9 for one in some]
             cpu = statistics.median(one.cpu / max(1, one.moved) * 1e9 for one in some)
-            results.append(
-                Result({**case, "beside": beside}, name, statistics.median(speeds), spread(speeds), cpu, len(some))
-            )
+            others = statistics.median(one.others for one in some)
+            rate, where = statistics.median(speeds), {**case, "beside": beside}
+            results.append(Result(where, name, rate, spread(speeds), cpu, len(some), others))
     return results
 
 
