@@ -1,4 +1,4 @@
-"""Engines on one machine share through servers, as those of many machines would: real Redis, a real store of S3."""
+"""Engines of one machine share through servers, as those of many would: a Redis server, a bucket of S3."""
 
 import pytest
 
@@ -40,8 +40,7 @@ def test_two_engines_share_a_redis_server(engine, way, ask, seen, redis):
 
 def test_two_engines_share_a_bucket(engine, way, ask, seen, store):
     bucket = f"kvcascade-{way.lower()}"
-    stack = behind_host(
-        type="s3", endpoint_url=store.endpoint, bucket=bucket, create_bucket=True, region="us-east-1"
-    )
+    where = {"endpoint_url": store.endpoint, "bucket": bucket, "create_bucket": True, "region": "us-east-1"}
+    stack = behind_host(type="s3", promote="always", **where)  # by default at the second use
     check_sharing(engine, way, ask, stack, env=store.environment)
     seen.note(way, "second engine at the same time, same bucket of S3", LOADED)
