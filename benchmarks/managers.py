@@ -45,6 +45,9 @@ class InstantLane:
     def submit(self, job: Job) -> None:
         self._jobs.append(job)
 
+    def start(self) -> None:
+        pass
+
     def finish(self, owner: str) -> None:
         pass
 
