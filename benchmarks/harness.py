@@ -29,6 +29,7 @@ __all__ = [
     "report",
     "report_costs",
     "spread",
+    "written",
 ]
 
 Work = Callable[[], int]
@@ -136,7 +137,7 @@ def report(
 ) -> None:
     """Prints a line for each case: each contender's rate, and how `base` compares with it. On a machine that is
     busy with other things the processor time tells more than the rate: it follows in a table of its own."""
-    if _written(results, as_json, out, plot):
+    if written(results, as_json, out, plot):
         return
     others = statistics.median(result.others for result in results)
     _table(f"GB/s (other processes took {others:.0%} of the machine)", results, base, lambda one: one.gb_per_s)
@@ -146,13 +147,13 @@ def report(
 def report_costs(costs: Sequence[Cost], base: str, unit: str, options: Any) -> None:
     """As `report`, of microseconds a `unit`: the ratio says how many times cheaper `base` is. `options`: of
     `argument_parser`."""
-    if _written(costs, options.json, options.out, options.plot):
+    if written(costs, options.json, options.out, options.plot):
         return
     _table(f"microseconds a {unit}", costs, base, lambda cost: cost.us, cheaper=True)
     _table(f"microseconds of processor time a {unit}", costs, base, lambda cost: cost.cpu_us, cheaper=True)
 
 
-def _written(results: Sequence[Any], as_json: bool, out: Path | None, plot: Path | None) -> bool:
+def written(results: Sequence[Any], as_json: bool, out: Path | None, plot: Path | None) -> bool:
     """Writes plot and JSON, where they are wanted; whether it is JSON instead of a table."""
     rows = [asdict(result) for result in results]
     if plot is not None:
