@@ -290,7 +290,6 @@ def _peers_here() -> bool:
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--slots", nargs="+", type=int, default=[1000, 10_000, 100_000])
-    parser.add_argument("--spare", type=int, default=0, help="so many rounds more; the least disturbed ones count")
     parser.add_argument("--quick", action="store_true", help="10,000 slots only, and three rounds")
     parser.add_argument("--only", choices=["rates", "stalls"], help="leave the other part out")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
 """How fast chunks come to and from a Redis server, and how that compares with redis-py and with a bare socket.
 
-    python benchmarks/redis_tier.py                  # the table
-    python benchmarks/redis_tier.py --quick          # 1 MiB only
-    python benchmarks/redis_tier.py --server real    # a real server instead of the sink
+    python -m benchmarks.redis_tier                  # the table
+    python -m benchmarks.redis_tier --quick          # 1 MiB only
+    python -m benchmarks.redis_tier --server real    # a real server instead of the sink
 
 Contenders, in one process and one thread each:
 
@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import redis
-from harness import Result, argument_parser, child, interleaved, report
 
 from kvcascade.testing import NAMESPACE, buffer, fill, holds, key_for
 from kvcascade.testing.servers.redis import RedisServer
@@ -33,6 +32,8 @@ from kvcascade.testing.servers.tls import Certificates, TlsFront, make_certifica
 from kvcascade.tiers import OpenContext
 from kvcascade.tiers.envelope import HEADER_BYTES, Envelope, checksum, pack
 from kvcascade.tiers.redis import RedisSettings
+
+from .harness import Result, argument_parser, child, interleaved, report
 
 KIB, MIB = 1 << 10, 1 << 20
 POOL = 128 * MIB

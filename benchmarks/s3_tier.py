@@ -1,8 +1,8 @@
 """How fast chunks come to and from a bucket, and how that compares with boto3 and with a bare signed HTTP client.
 
-    python benchmarks/s3_tier.py                    # the table
-    python benchmarks/s3_tier.py --quick            # 1 MiB only
-    python benchmarks/s3_tier.py --server rclone    # a real server instead of the sink; also moto, minio
+    python -m benchmarks.s3_tier                    # the table
+    python -m benchmarks.s3_tier --quick            # 1 MiB only
+    python -m benchmarks.s3_tier --server rclone    # a real server instead of the sink; also moto, minio
 
 Contenders, in one process and one thread each:
 
@@ -29,7 +29,6 @@ import boto3
 import botocore.config
 import botocore.session
 import numpy as np
-from harness import Result, argument_parser, child, interleaved, report
 
 from kvcascade.testing import NAMESPACE, buffer, fill, holds, key_for
 from kvcascade.testing.servers.s3 import running_store
@@ -39,6 +38,8 @@ from kvcascade.tiers.s3 import S3Settings
 from kvcascade.tiers.s3.layout import ENVELOPE
 from kvcascade.tiers.s3.messages import Request
 from kvcascade.tiers.s3.signing import Terms, signed
+
+from .harness import Result, argument_parser, child, interleaved, report
 
 KIB, MIB = 1 << 10, 1 << 20
 SINK = str(Path(__file__).with_name("s3_sink.py"))

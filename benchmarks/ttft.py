@@ -1,7 +1,7 @@
 """How long a returning prompt waits for its first token: loaded from host memory, from disk, and computed again.
 
-    .venv-vllm/bin/python benchmarks/ttft.py            # the table
-    .venv-vllm/bin/python benchmarks/ttft.py --json
+    .venv-vllm/bin/python -m benchmarks.ttft            # the table
+    .venv-vllm/bin/python -m benchmarks.ttft --json
 
 One run on the real engine, vLLM's CPU platform, with a stack of host memory and disk under its
 OffloadingConnector, and a model of twelve small layers. In each round, in an order drawn anew:
@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import argument_parser
-
 from kvcascade.testing.vllm import full_blocks, make_model, on_disk, prompt, transfer_config
 from kvcascade.testing.vllm.runner import Runner
 from kvcascade.testing.vllm.stacks import SPEC
+
+from .harness import argument_parser
 
 TOKENS = 1500
 SOURCES = ("computed", "host", "disk")
