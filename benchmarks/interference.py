@@ -152,12 +152,16 @@ def workers(folder: Path, shape: Shape, memory: Memory) -> dict[str, Worker]:
     ]
     tier = settings[0].open(context)
     process = IoProcess(memory.pool, settings[1:], context)
-    process.tiers[0].wait_until_open()
+    remote = process.tiers[0]
+    remote.wait_until_open()
+
+    def close() -> None:
+        remote.close()
+        process.close()
+
     found: dict[str, Worker] = {
         "thread": Ours(ThreadLane("thread", tier, memory.pool.slot, THREADS), tier.close, room),
-        "process": Ours(
-            process.tiers[0].lane, lambda: (process.tiers[0].close(), process.close()), room, process.pid or 0
-        ),
+        "process": Ours(remote.lane, close, room, process.pid or 0),
     }
     try:
         found["vllm"] = Theirs(folder / "vllm", memory)
@@ -304,23 +308,28 @@ def measure(shape: Shape, options: Any) -> dict[str, Found]:
         turns: list[tuple[str, Worker | None, bool]] = [("none", None, True)]
         turns += [(name, worker, busy) for name, worker in those.items() for busy in (False, True)]
         found = {name: Found([], []) for name in ("none", *those)}
-        taken = []
-        for _ in range(1 + options.rounds + options.spare):
-            one = {}
-            for name, worker, busy in random.sample(turns, len(turns)):
-                time.sleep(options.pause)
-                one[name, busy] = engine.run(options.verb, worker, busy, options.seconds)
-            taken.append(one)
-        quiet = sorted(
-            taken[1:], key=lambda one: sum(steps.others for steps in one.values())
-        )  # the first warms up
-        for one in quiet[: options.rounds]:
-            for (name, busy), steps in one.items():
-                (found[name].busy if busy else found[name].idle).append(steps)
+        for one in _quietest(engine, turns, options):
+            for (name, busy), seen in one.items():
+                (found[name].busy if busy else found[name].idle).append(seen)
         for worker in those.values():
             worker.close()
     os.sync()
     return found
+
+
+def _quietest(
+    engine: Engine, turns: list[tuple[str, Worker | None, bool]], options: Any
+) -> list[dict[tuple[str, bool], Steps]]:
+    """Rounds in which other processes were least busy, of those that were taken after one to warm up."""
+    taken = []
+    for _ in range(1 + options.rounds + options.spare):
+        one = {}
+        for name, worker, busy in random.sample(turns, len(turns)):
+            time.sleep(options.pause)
+            one[name, busy] = engine.run(options.verb, worker, busy, options.seconds)
+        taken.append(one)
+    taken[1:] = sorted(taken[1:], key=lambda one: sum(seen.others for seen in one.values()))
+    return taken[1 : 1 + options.rounds]
 
 
 def rates(case: dict[str, Any], found: dict[str, Found]) -> list[Result]:
@@ -377,7 +386,8 @@ def main() -> None:
             results += rates(case, found)
             costs += steps(case, found)
     if options.out or options.json:
-        text = json.dumps([asdict(row) for row in (*results, *costs)], indent=1)
+        rows = [asdict(one) for one in results] + [asdict(one) for one in costs]
+        text = json.dumps(rows, indent=1)
         if options.json:
             sys.stdout.write(text + "\n")
             return
