@@ -5,8 +5,8 @@
 
 Two engines of vLLM's CPU platform, each in a process of its own, with the same model of twelve small layers: one
 as it is, one with a stack of host memory and disk under its OffloadingConnector. In each pair both compute the
-same prompts, which nobody has seen, one engine after the other, in an order drawn anew; so every chunk is looked up
-in vain, stored, cascaded to disk, and, once host memory is full, evicted. Reported is the median over the pairs of
+same prompts, which nobody has seen, one engine after the other, in an order drawn anew; so every chunk is looked
+up in vain, stored, cascaded to disk, and, once host memory is full, evicted. Reported is the median over pairs of
 what the stack adds, with its 95 % interval by bootstrap, for
 
 - last: the seconds until the last token of all requests;
