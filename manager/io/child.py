@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from threading import Thread
 
 from kvcascade.tiers.host import HostPool
@@ -24,7 +25,7 @@ from .wire import Log, Start, Stop
 __all__ = ["main"]
 
 _LOOK = 0.02
-_LULL = 0.0005
+_LULL = 0.001
 """What ends within it is told in one message: the engine looks once in a step."""
 _WATCH = 0.5
 
@@ -34,17 +35,19 @@ class Wake:
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.called = False
 
     def __call__(self) -> None:
-        """From any thread."""
-        os.eventfd_write(self.fd, 1)
+        """From any thread, after there is something to look at."""
+        if not self.called:
+            self.called = True
+            os.eventfd_write(self.fd, 1)
 
-    def clear(self) -> bool:
-        """Before looking at what there is to do; whether it was called."""
-        try:
-            return os.eventfd_read(self.fd) > 0
-        except BlockingIOError:
-            return False
+    def clear(self) -> None:
+        """Before looking at what there is. In this order: who finds it called has nothing to do."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+        self.called = False
 
 
 class Child:
@@ -61,8 +64,9 @@ class Child:
         while not self._channel.over:
             busy = any(tier.busy for tier in self._tiers)
             self._channel.wait(_LOOK if busy else None, self._wake.fd)
-            if self._wake.clear():
+            if self._wake.called:
                 self._channel.wait(_LULL)
+            self._wake.clear()
             for message in self._channel.receive():
                 if isinstance(message, Stop):
                     return

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -66,7 +67,9 @@ class IoProcess:
         try:
             self._running: Running | None = self._start(again=False)
         except OSError as error:
-            raise ConfigError(f"io: no process can be started: {error}; `thread` does without") from error
+            raise ConfigError(f"io: no process can be started: {error}; 'thread' does without") from error
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(f"io: settings can't be handed to a process: {error}; allowed: thread") from error
         self._latest = self._running
         self._watch = Thread(target=self._keep_running, name="kvcascade-io", daemon=True)
         self._watch.start()
@@ -119,7 +122,7 @@ class IoProcess:
             if self._running and not self._running.channel.over:
                 self._running.channel.wait(min(left, _LOOK))
             else:
-                self._closing.wait(min(left, _LOOK))
+                (self._running.ended if self._running else self._closing).wait(min(left, _LOOK))
 
     def close(self) -> bool:
         """Ends the child; by force where a tier of it could not be closed. False where even that does not help, so

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from kvcascade.errors import ConfigError
+from kvcascade.manager.io import IoProcess
 from kvcascade.stack import build, build_lower
 from kvcascade.testing import Driver, buffer, key_for
 from kvcascade.testing.lanes import WatchedLane
 from kvcascade.testing.servers.redis import RedisServer
 from kvcascade.tiers import OpenContext
+from kvcascade.tiers.host import HostPool
 from kvcascade.types import Key, LookupResult, RequestContext
 
 from .io_engine import CHUNK, NAMESPACE, io_children, stack_of
@@ -450,3 +452,14 @@ def test_the_io_process_is_small_and_shows_no_settings(engine: Callable[..., Eng
     files = {str(fd.readlink()) for fd in (proc / "fd").iterdir()}
     assert sum("kvcascade-host" in name for name in files) == 1, "the pool, once"
     one.end()
+
+
+def test_settings_that_can_not_be_handed_over_are_an_error(tmp_path: Path) -> None:
+    """A third party's class that is defined within a function can't be found by its name."""
+
+    class Local(type(stack_of([disk(tmp_path)], 16).secondary[0])):  # type: ignore[misc]
+        """As the disk's."""
+
+    with HostPool(4, CHUNK) as pool, pytest.raises(ConfigError, match="settings can't be handed to a process"):
+        IoProcess(pool, [Local(path=str(tmp_path), capacity=1 << 22)], OpenContext(NAMESPACE, CHUNK))
+    assert not io_children()
