@@ -3,12 +3,15 @@
 from kvcascade.types import Key, LookupResult, MissReason
 
 from .chain import Chain
+from .level import Level
 from .primary import Primary
 from .probing import Probing
 from .promotion import Promotion
 from .requests import Delivery, Request
 
 __all__ = ["Lookups"]
+
+_NEVER = MissReason.NEVER_STORED
 
 
 class Lookups:
@@ -33,12 +36,14 @@ class Lookups:
         """What this request is told of the chunk, which is not readable in its `slot` (-1: it has none)."""
         wanted = slot < 0 and not self._slots.quarantined(key)
         level = self._chain.find(key, request.load_from) if wanted and self._levels else None
+        lost = None
         if key not in request.answers:
-            self._count_misses(key, level.place if level else len(self._levels))
+            lost = self._primary.why(key)
+            self._count_misses(key, lost, level)
         reason = request.turned_down.get(key)
         unsure = reason is None and wanted and level is None and self._ask(key, request)
         if reason is None and slot < 0 and level is None and not unsure:
-            reason = self._why(key)
+            reason = self._why(key, lost)
         elif reason is None and self._out_of_patience(request, now):
             reason = request.turned_down[key] = MissReason.TIMED_OUT
         if reason is not None:
@@ -63,12 +68,13 @@ class Lookups:
             request.waiting_since = now
         return now - request.waiting_since > self._patience
 
-    def _why(self, key: Key) -> MissReason:
-        reason = self._chain.why(key) if self._levels else MissReason.NEVER_STORED
-        return reason if reason is not MissReason.NEVER_STORED else self._primary.why(key)
+    def _why(self, key: Key, lost: MissReason | None) -> MissReason:
+        """Why nobody has the chunk; `lost`: why primary has not, where that is known."""
+        reason = self._chain.why(key) if self._levels else _NEVER
+        return reason if reason is not _NEVER else lost or self._primary.why(key)
 
-    def _count_misses(self, key: Key, found_at: int) -> None:
-        """The chunk is not in primary, nor in any tier above `found_at`."""
-        self._primary.stats.misses[self._primary.why(key)] += 1
-        for level in self._levels[:found_at]:
-            level.stats.misses[level.why(key)] += 1
+    def _count_misses(self, key: Key, lost: MissReason, level: Level | None) -> None:
+        """The chunk is not in primary, for this reason, nor in any tier above `level`."""
+        self._primary.stats.misses[lost] += 1
+        for above in self._levels[: level.place] if level else self._levels:
+            above.stats.misses[above.why(key)] += 1
