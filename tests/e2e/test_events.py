@@ -64,7 +64,7 @@ class Listener:
     def _take(self, event):
         place, blocks = (event.medium, event.ownership), set(event.block_hashes)
         if type(event).__name__ == "BlockStored":
-            assert event.locality == (None if event.medium == "GPU" else "LOCAL")
+            assert event.medium != "STORAGE" or event.locality == "LOCAL"
             self.places[place] |= blocks
         else:
             assert blocks <= self.places[place]
