@@ -22,6 +22,8 @@ __all__ = ["Copier", "HostCopier", "Piece", "Slots", "Ticket", "copier_for", "ro
 
 _log = logging.getLogger(__name__)
 
+_LOAD = Direction.LOAD
+
 
 class Slots(Protocol):
     """The memory of the host pool, as `kvcascade.tiers.host.HostPool` gives it: slots at equal distances."""
@@ -141,16 +143,14 @@ class HostCopier:
         """Copies one piece. Called on the copying thread."""
         tensor, block, number, slot, start = piece
         device, nbytes, distance = self._tensors[tensor]
-        device += block * distance
-        host = self._slots + slot * self._distance + start
-        if distance == nbytes:
-            nbytes, number = nbytes * number, 1
-        for _ in range(number):
-            if direction is Direction.STORE:
-                memmove(host, device, nbytes)
-            else:
-                memmove(device, host, nbytes)
-            host, device = host + nbytes, device + distance
+        host, device = self._slots + slot * self._distance + start, device + block * distance
+        target, source = (device, host) if direction is _LOAD else (host, device)
+        if distance == nbytes or number == 1:
+            memmove(target, source, nbytes * number)
+            return
+        between = (distance, nbytes) if direction is _LOAD else (nbytes, distance)
+        for place in range(number):
+            memmove(target + place * between[0], source + place * between[1], nbytes)
 
     def _copy_all(self, chunks: Sequence[Sequence[Piece]], direction: Direction) -> set[int]:
         failed = set()

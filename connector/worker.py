@@ -160,6 +160,8 @@ class TransferWorker:
 
 def _runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
     """Place, first block and number of each run of consecutive blocks; `NO_BLOCK` is in none."""
+    if len(blocks) == 1:
+        return [(0, blocks[0], 1)] if blocks[0] != NO_BLOCK else []
     runs = []
     place = 0
     while place < len(blocks):
