@@ -43,7 +43,7 @@ SLOT_BYTES = 8192
 INDEX_BYTES = 1400
 BATCH = 512
 """Chunks a transaction, as a busy tier commits them."""
-ENVELOPES_MOST = 100_000
+ENVELOPES_MOST = 10_000
 
 
 class Disk:
