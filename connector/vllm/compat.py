@@ -6,6 +6,7 @@ Raises `ConfigError` when it is imported where vLLM is missing, or is of a versi
 """
 
 import logging
+import sys
 from enum import Enum
 from typing import Any
 
@@ -47,8 +48,10 @@ __all__ = [
     "TransferResult",
     "TransferResults",
     "WorkerMetadata",
+    "cache_config",
     "canonical_caches",
     "current_config",
+    "given_to_callers",
     "layer_specs",
     "offloading_config",
     "request_context",
@@ -89,7 +92,7 @@ try:
         _create_req_context as request_context,
     )
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAttentionSpec, SlidingWindowSpec
     from vllm.v1.kv_cache_interface import iter_layer_specs as layer_specs
     from vllm.v1.kv_offload.base import (
         CanonicalKVCaches,
@@ -117,6 +120,10 @@ try:
 except ImportError as error:
     raise ConfigError(f"vLLM {version} can't be used: {error}; {_WHICH}") from error
 
+if not hasattr(ReqContext, "get_offload_key_position"):  # before 0.31
+    raise ConfigError(
+        f"vLLM {version} can't be used: it does not say in which order a prompt's keys are; {_WHICH}"
+    )
 
 try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -144,6 +151,23 @@ def current_config() -> Any:
     if config is None:
         raise ConfigError(f"vLLM {version} does not tell a worker its configuration; {_WHICH}")
     return config
+
+
+def cache_config() -> Any:
+    """vLLM's `KVCacheConfig`, while a connector is being made; None where it can't be found."""
+    return given_to_callers("kv_cache_config", KVCacheConfig)
+
+
+def given_to_callers(name: str, kind: type) -> Any:
+    """What a caller has under this name; None where none has. What vLLM makes for a connector is not given all
+    that the connector itself was."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        given = frame.f_locals.get(name)
+        if isinstance(given, kind):
+            return given
+    return None
 
 
 class _Canonical(OffloadingConnectorWorker):
