@@ -321,7 +321,7 @@ class ThreadLane:
             slots = [job.slots[place] for place in places] if job.slots else []
             outcomes = self._call(job.kind, keys, slots, job.victims)
             if len(outcomes) == len(keys):
-                return outcomes
+                return list(outcomes)
             error: Exception = TierUnavailable(f"{len(outcomes)} outcomes for {len(keys)} keys")
         except Exception as raised:  # a tier that raises has failed this job, and nothing else
             error = raised

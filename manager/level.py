@@ -291,7 +291,7 @@ class Level:
         """Those of the keys whose cascade did not happen; they count as tried again from here on."""
         if not self._missed:
             return []
-        missed = [key for key in keys if key in self._missed]
+        missed = [key for key in dict.fromkeys(keys) if key in self._missed]
         for key in missed:
             del self._missed[key]
         return missed

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvcascade.configs.schema import Watermarks
-from kvcascade.types import Key, Outcome
+from kvcascade.types import Key
 
 from .cascade import Cascade
 from .chain import Chain
@@ -51,6 +51,8 @@ class FromLevel(Pair):
     def ended(self, level: Level, report: Report, now: float) -> None:
         if report.job.kind is not JobKind.READ:
             super().ended(level, report, now)
+            if report.ended:
+                self._unstage_of(report.job)
         elif report.ended:
             self._has_read(report)
         else:
@@ -70,11 +72,11 @@ class FromLevel(Pair):
         for key, outcome in zip(report.job.keys, report.outcomes, strict=True):
             wanted = key in self._reading
             self._reading.discard(key)
-            if not wanted:
-                self._unstage(key)
-            elif outcome.ok:
+            if wanted and outcome.ok:
                 self._arrived.append(key)
-            else:
+                continue
+            self._unstage(key)
+            if wanted:
                 self._settle(key, outcome, report.ran)
 
     def _pass_on(self, now: float) -> None:
@@ -86,11 +88,12 @@ class FromLevel(Pair):
             self._unstage(key)
             self._under_way.discard(key)
 
-    def _settle(self, key: Key, outcome: Outcome, tried: bool) -> None:
-        """What ends may be a copy of before a reset; the staging slot is that of the copy begun since, if any."""
-        if key not in self._reading and key not in self._arrived:
-            self._unstage(key)
-        super()._settle(key, outcome, tried)
+    def _unstage_of(self, job: Job) -> None:
+        """The staging slots that a write was from. A chunk that went down from primary may still have one: a read
+        that nobody waits for any longer has not ended, and writes into it."""
+        for key, slot in zip(job.keys, job.slots, strict=True):
+            if self._staged.get(key) == slot:
+                self._unstage(key)
 
     def _unstage(self, key: Key) -> None:
         slot = self._staged.pop(key, None)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from kvcascade.testing import key_for
-from kvcascade.types import Changes
+from kvcascade.types import Changes, LookupResult
 
 from .conftest import CHUNK, Stack
 
@@ -211,3 +211,46 @@ def test_a_chunk_that_is_gone_before_it_is_moved_leaves_nothing_behind(stack: Ma
     s.insist("b", KEYS[8:16])
     (pair,) = s.manager._demotion._pairs.values()
     assert not pair._failed and not pair._under_way
+
+
+def test_a_staging_slot_is_not_lent_again_before_a_late_read_into_it_has_ended(stack: Make) -> None:
+    """The chunk went down from primary meanwhile; another one that got the slot was stored with its bytes."""
+    s = stack(
+        slots=16,
+        tiers=2,
+        write="on_evict",
+        deadline="2s",
+        concurrency=3,
+        breaker={"failures": 100},
+        each=[{"capacity": 16 * CHUNK}, {}],
+        host={"staging": 5 * 4096},
+    )
+    upper, lower = s.manager._chain.levels
+    pair = s.manager._demotion._pairs[upper]
+    for number in range(4):
+        s.insist(f"r{number}", KEYS[8 * number : 8 * number + 8])
+    s.gates[0].shut()
+    ctx = s.begin("more")
+    s.until(lambda: s.stored(ctx, KEYS[32:40]) or bool(s.gates[0].waiting), "nothing moves on")
+    hung = s.gates[0].wait_for("read")
+    key, slot = hung.keys[0], pair._staged[hung.keys[0]]
+    s.clock.advance(2.1)
+    s.step()
+
+    def passes(done: Callable[[], bool]) -> bool:
+        for call in s.gates[0].waiting:
+            if call is not hung:
+                call.release()
+        return done()
+
+    again = s.begin("again")
+    s.until(lambda: passes(lambda: s.manager.lookup(key, again) is LookupResult.HIT), "it is not promoted")
+    pair._to_copy.append(key)  # as it may have been chosen before
+    s.until(lambda: passes(lambda: lower.holds(key)), "it does not go down from primary")
+    assert slot not in pair._shelf
+    hung.release()
+    s.gates[0].open()
+    s.finish(ctx)
+    s.finish(again)
+    s.until(lambda: slot in pair._shelf, "the late read keeps its slot")
+    s.settle()

@@ -137,6 +137,17 @@ def test_what_was_shed_is_stored_when_it_is_next_used(stack: Make) -> None:
     assert s.manager.get_stats().tiers[1].shed == 8
 
 
+def test_what_was_shed_is_tried_again_once_however_often_it_is_named(stack: Make) -> None:
+    s = stack(slots=16, queue=0.25)
+    ctx = s.begin("r")
+    s.store(ctx, KEYS[:8])
+    s.settle()
+    s.manager.touch(KEYS[4:8] * 2, ctx)
+    s.finish(ctx)
+    s.settle()
+    assert s.manager.get_stats().tiers[1].written == 8
+
+
 def test_stores_waiting_for_slow_tiers_pin_at_most_half_of_primary(stack: Make) -> None:
     s = stack(slots=16, tiers=2)
     for gate in s.gates:

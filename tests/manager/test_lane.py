@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from kvcascade.errors import TierUnavailable
 from kvcascade.manager import lane as lane_module
 from kvcascade.manager.jobs import Job, JobKind
 from kvcascade.manager.lane import ThreadLane
@@ -174,3 +175,26 @@ def test_a_call_that_raises_is_made_again_for_each_job_by_itself(
     assert batches.calls == [1, 3, 1, 2]
     assert outcomes[alone.id] == [OutcomeKind.OK]
     assert outcomes[both.id] == [OutcomeKind.FAILED] * 2
+
+
+class Tuples(TierWrapper):
+    """Answers with tuples, and fails at first."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryTier())
+        self.failures = 1
+
+    def write(self, keys: Sequence[Key], buffers: Sequence[Buffer], victims: Sequence[Key] = ()) -> list[Outcome]:
+        self.failures -= 1
+        if self.failures >= 0:
+            return (Outcome.failed(TierUnavailable("not yet")),) * len(keys)  # type: ignore[return-value]
+        return tuple(super().write(keys, buffers, victims))  # type: ignore[return-value]
+
+
+def test_a_tier_that_answers_with_tuples_is_tried_again_like_any_other(lanes: list[ThreadLane]) -> None:
+    """The lane's thread ended, and with it every job that was to come."""
+    slot = buffer(64)
+    lanes.append(ThreadLane("t", Tuples(), lambda number: slot, 1, 1))
+    fill(slot, key_for(1))
+    job = submit(lanes[0], JobKind.WRITE, 1)
+    assert ended(lanes[0], 1) == {job.id: [OutcomeKind.OK]}

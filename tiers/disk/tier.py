@@ -390,18 +390,19 @@ class DiskTier(Tier):
 
     def _publish_all(self, group: Sequence[Written]) -> None:
         """One transaction for all that was written while others committed."""
-        current = [written for written in group if written.era == self._era]
+        era = self._era  # a move may end it meanwhile
+        current = [written for written in group if written.era == era]
         added = [item for written in current for item in written.portion.items()]
         outcome, new = Outcome.OK, [False] * len(added)
         try:
-            new = self._transact(self._era, added)
+            new = self._transact(era, added)
         except TierRefused:
             outcome = Outcome.REFUSED
         except TierError as error:
             outcome = Outcome.failed(error)
         for written in current:
             written.outcome = outcome
-        late = [at for written in group if written.era != self._era for at in written.portion.values()]
+        late = [at for written in group if written.era != era for at in written.portion.values()]
         self._settle([at for _, at in added] + late, new + [False] * len(late))
 
     def _settle(self, locations: Sequence[Location], there: Sequence[bool]) -> None:

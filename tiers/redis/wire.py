@@ -233,8 +233,8 @@ class Wire:
 
     def _receive(self, targets: Sequence[Buffer], flags: int) -> int:
         """At least one byte; where the flags ask for it, all that the deadline leaves time for."""
-        self._arm()
         try:
+            self._arm()
             if self._tls:
                 received = self._socket.recv_into(targets[0])
             else:

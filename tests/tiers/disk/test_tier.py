@@ -14,6 +14,7 @@ import pytest
 
 from kvcascade.errors import ClosedError, ConfigError, ProtocolError, TierUnavailable
 from kvcascade.testing import buffer, bytes_for, holds, key_for
+from kvcascade.testing.servers import wait_until
 from kvcascade.tiers import OpenContext, Tier
 from kvcascade.tiers import blocks as blocks_module
 from kvcascade.tiers.disk import DiskSettings
@@ -781,6 +782,30 @@ def test_what_waits_while_the_epoch_moves_on_is_refused_alone(opener: Opener) ->
     assert load(tier, keys_of(1, 2)) == [Outcome.MISSING, Outcome.OK]
     assert tier.usage().chunks == 1
     tier.delete(keys_of(2))
+    fill(tier)
+
+
+def test_a_move_that_begins_while_others_commit_settles_their_chunks_once(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their room was given back twice: the tier took more than its capacity from then on."""
+    tier = opener()
+    commit = tier._index.commit
+    moves = threading.Thread(target=lambda: tier.move_to("next"))
+
+    def moved_meanwhile(removed: Any, added: Any) -> Any:
+        new = commit(removed, added)
+        if added and not moves.is_alive():
+            moves.start()
+            wait_until(lambda: tier._era is None, "the move has begun")
+        return new
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tier._index, "commit", moved_meanwhile)
+        store(tier, keys_of(1, 2, 3))
+        moves.join(60)
+    assert tier._ledger._admitted_bytes == 0
+    assert load(tier, keys_of(1)) == [Outcome.MISSING]
     fill(tier)
 
 

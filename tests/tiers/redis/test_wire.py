@@ -192,5 +192,14 @@ def test_a_payload_larger_than_the_systems_buffers_is_sent_whole(line: Line) -> 
     assert bytes(received) == b"".join(parts)
 
 
+def test_a_wire_that_is_closed_says_so_in_our_words(line: Line) -> None:
+    """Also where the deadline is another one, of which the system would have to be told."""
+    line.wire.close()
+    for seconds in (HANG, 10 * HANG):
+        line.wire.begin(time.monotonic() + seconds)
+        with pytest.raises(TierUnavailable):
+            line.wire.reply()
+
+
 def test_commands_are_binary_safe() -> None:
     assert command("SET", b"\xff\r\n", 12) == b"*3\r\n$3\r\nSET\r\n$3\r\n\xff\r\n\r\n$2\r\n12\r\n"
