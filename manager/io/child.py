@@ -1,4 +1,5 @@
-"""The I/O process itself: `python -m kvcascade.manager.io.child SOCKET POOL PARENT`, which are file descriptors.
+"""The I/O process itself: `python -m kvcascade.manager.io.child SOCKET POOL PARENT PID`, where the first three are
+file descriptors, and PID is the engine's process.
 
 Its main thread passes messages on; the lanes' threads do the work. It imports no engine and no torch. It ends when
 it is told to, when the socket is closed, or when the engine's process ends, whichever comes first, and leaves
@@ -102,7 +103,8 @@ class _Forward(logging.Handler):
 
 
 def _end_with(parent: int, pid: int) -> None:
-    """On a thread of its own: ends this process, whatever it is doing, when its parent has ended."""
+    """On a thread of its own: ends this process, whatever it is doing, when its parent, the process `pid`, has
+    ended, which it may have by now."""
     poll = select.poll()
     if parent != NOT_WATCHED:
         poll.register(parent, select.POLLIN)
@@ -112,10 +114,10 @@ def _end_with(parent: int, pid: int) -> None:
     os._exit(0)
 
 
-def main(socket_fd: int, pool_fd: int, parent: int) -> None:
+def main(socket_fd: int, pool_fd: int, parent: int, pid: int) -> None:
     for asked in (signal.SIGINT, signal.SIGTERM):  # the parent may have work until it ends itself
         signal.signal(asked, signal.SIG_IGN)
-    Thread(target=_end_with, args=(parent, os.getppid()), daemon=True).start()
+    Thread(target=_end_with, args=(parent, pid), daemon=True).start()
     channel = Channel(socket.socket(fileno=socket_fd))
     pool = HostPool.attach(pool_fd)
     os.close(pool_fd)

@@ -92,8 +92,9 @@ def _popen(socket_fd: int, pool_fd: int, parent: int) -> "subprocess.Popen[bytes
     they are found here, and not in the current folder by chance (-P). Settings come over the socket, since anybody
     can read a command line."""
     descriptors = (socket_fd, pool_fd, parent)
+    arguments = (*descriptors, os.getpid())
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "kvcascade.manager.io.child", *map(str, descriptors)],
+        [sys.executable, "-P", "-m", "kvcascade.manager.io.child", *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=[fd for fd in descriptors if fd != NOT_WATCHED],

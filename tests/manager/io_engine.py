@@ -1,8 +1,11 @@
 """Stacks with an I/O process, also for an engine in a process of its own: run as a script, it stores four chunks,
-says the ids of its I/O process and of a fork of its own (0 for none), and waits to be killed."""
+says the ids of its I/O process and of a fork of its own (0 for none), and waits to be killed. With the option
+"early" it is killed as soon as it has started the I/O process."""
 
 import multiprocessing
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +14,7 @@ from typing import Any
 
 from kvcascade.configs import parse_stack
 from kvcascade.configs.schema import StackSettings
+from kvcascade.manager.io import running
 from kvcascade.stack import build
 from kvcascade.testing import Driver, key_for
 from kvcascade.types import Namespace
@@ -57,7 +61,25 @@ def daemon(path: str) -> None:
     sys.exit(process.exitcode)
 
 
+def die_early() -> None:
+    """From here on: once the I/O process is started, a fork lives on in place of this process."""
+    start_child = running._popen
+
+    def popen(*arguments: int) -> "subprocess.Popen[bytes]":
+        child = start_child(*arguments)
+        forked = os.fork()
+        if forked:
+            print(child.pid, forked, flush=True)  # noqa: T201
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+        return child
+
+    running._popen = popen
+
+
 def main(path: str, *options: str) -> None:
+    if "early" in options:
+        die_early()
     start(path)
     forked = os.fork() if "fork" in options else 0
     if forked or "fork" not in options:

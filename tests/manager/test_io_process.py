@@ -314,18 +314,21 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("fork", ["", "fork"])
-def test_it_ends_when_the_engine_is_killed(engine: Callable[..., Engine], tmp_path: Path, fork: str) -> None:
-    """Also where a fork of the engine lives on, with its end of the socket; the disk is free for the next one."""
-    with engine_process(tmp_path, *fork.split()) as process:
+@pytest.mark.parametrize("how", ["", "fork", "early"])
+def test_it_ends_when_the_engine_is_killed(engine: Callable[..., Engine], tmp_path: Path, how: str) -> None:
+    """Also where a fork of the engine lives on, with its end of the socket, and where the child has just been
+    started; the disk is free for the next one."""
+    with engine_process(tmp_path, *how.split()) as process:
         assert process.stdout
         child, forked = map(int, process.stdout.readline().split())
         process.kill()
-    assert gone(child)
-    if forked:
-        os.kill(forked, signal.SIGKILL)
+        process.wait()
+        ended = gone(child)
+        if forked:
+            os.kill(forked, signal.SIGKILL)
+    assert ended
     one = engine([disk(tmp_path)])
-    assert one.serve("again", KEYS[:4]) == 4
+    assert one.serve("again", KEYS[:4]) == (0 if how == "early" else 4)
     one.end()
 
 
