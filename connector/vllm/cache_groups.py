@@ -7,7 +7,7 @@ from kvcascade.errors import ConfigError
 
 from . import compat
 
-__all__ = ["check_served", "groups_of"]
+__all__ = ["check_chunks", "check_served", "groups_of"]
 
 _FULL = (compat.FullAttentionSpec, compat.MLAAttentionSpec)
 
@@ -26,6 +26,26 @@ def check_served(cache_config: Any) -> None:
                 f"KVCascadeConnector serves full attention and sliding windows; cache group {number} of this "
                 f"model ({_names(kinds)}: {', '.join(group.layer_names[:2])} ...) is neither. Use "
                 f'"kv_connector": "OffloadingConnector" with "spec_name": "KVCascade" instead'
+            )
+
+
+def check_chunks(offloading: Any) -> None:
+    """Where vLLM's own scheduler decides what is stored: it stores a chunk whose last block is there, and leaves
+    out the blocks that a window has passed. `offloading`: vLLM's `OffloadingConfig`.
+
+    Raises:
+        ConfigError: a cache group may lose blocks, and its chunks have more than one.
+    """
+    blocks, cache_config = offloading.cache.blocks_per_chunk, compat.cache_config()
+    if blocks == 1 or cache_config is None:
+        return
+    for number in (group.group_id for group in offloading.groups):
+        kinds = {type(spec) for spec in compat.layer_specs(cache_config.kv_cache_groups[number].kv_cache_spec)}
+        if not all(issubclass(kind, _FULL) for kind in kinds):
+            raise ConfigError(
+                f"blocks_per_chunk: {blocks}; vLLM's OffloadingConnector would store chunks of cache group "
+                f"{number} ({_names(kinds)}) without the blocks that the model has passed. Use 1, "
+                f'or for sliding windows "kv_connector": "KVCascadeConnector"'
             )
 
 

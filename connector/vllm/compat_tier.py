@@ -5,7 +5,6 @@ Raises `ConfigError` when it is imported where vLLM has no such thing.
 """
 
 import platform
-import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,7 @@ def engine_config() -> Any:
     A tier is not given it, but is made while a connector is, and that was: it is looked for among the callers.
     """
     found = get_current_vllm_config_or_none()
-    frame = sys._getframe()
-    while found is None and frame.f_back is not None:
-        frame = frame.f_back
-        given = frame.f_locals.get("vllm_config")
-        found = given if isinstance(given, VllmConfig) else None
-    return found
+    return compat.given_to_callers("vllm_config", VllmConfig) if found is None else found
 
 
 def attention_backend(config: Any) -> str:

@@ -17,6 +17,7 @@ from kvcascade.tiers.host import HostPool
 from kvcascade.types import Namespace
 
 from . import compat, identity
+from .cache_groups import check_chunks
 from .checks import check_engine
 from .ledger import CopyLedger
 from .logs import share_handlers
@@ -107,6 +108,7 @@ class KVCascadeSpec(compat.OffloadingSpec):
         return WorkerTransfers(transfers, pool, block_bytes)
 
     def _make_manager(self) -> CascadeManager:
+        check_chunks(self.config)
         stack = self.open_stack()
         ledger = CopyLedger(stack.pool.marks, stack.pool.slots)
         return CascadeManager(stack, ledger, self.places, self.tells_events)

@@ -22,6 +22,7 @@ from kvcascade.types import Buffer, Key, LookupResult, Namespace, RequestContext
 
 from . import compat
 from . import compat_tier as tiering
+from .cache_groups import check_chunks
 from .checks import check_engine
 from .logs import log_reset, share_handlers
 from .media import allowed, in_vllm, place_of
@@ -66,6 +67,7 @@ class KVCascadeTier(tiering.SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         share_handlers()
         compat.warn_if_untested()
+        check_chunks(offloading_spec.config)
         for key in rest:
             logger.warning("secondary_tiers: %s: not a key that KVCascade knows%s", key, nearest(key, ["stack"]))
         settings = stack_of({} if stack is None else {"stack": stack})

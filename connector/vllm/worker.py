@@ -54,8 +54,12 @@ class CascadeWorker(compat.OffloadingWorker):
         self._blocks_per_chunk = blocks_per_chunk
         self._block_bytes = block_bytes
         self._running: dict[int, _Running] = {}
+        self._refused: list[Any] = []
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: SlotSpec) -> bool:
+        if len(src_spec.block_ids) != len(dst_spec.slots) * self._blocks_per_chunk:
+            self._refuse(job_id, dst_spec)
+            return True
         transfer = self._begin(job_id, Direction.STORE, src_spec, dst_spec)
         self._transfers.wait_for_save(ConnectorMetadata(stores=[transfer]))
         self._transfers.handle_preemptions(
@@ -71,7 +75,8 @@ class CascadeWorker(compat.OffloadingWorker):
     def get_finished(self) -> list[Any]:
         report = self._transfers.get_finished()
         results = [self._end(job, report.failed.get(job, set())) for job in report.ended]
-        return [result for result in results if result is not None]
+        refused, self._refused = self._refused, []
+        return refused + [result for result in results if result is not None]
 
     def wait(self, job_ids: set[int]) -> None:
         self._transfers.handle_preemptions(ConnectorMetadata(flush=set(job_ids)))
@@ -86,6 +91,15 @@ class CascadeWorker(compat.OffloadingWorker):
         nbytes = sum(len(chunk.blocks) * self._block_bytes[chunk.group] for chunk in chunks)
         self._running[job_id] = _Running(transfer, time.monotonic(), nbytes)
         return transfer
+
+    def _refuse(self, job_id: int, host: SlotSpec) -> None:
+        """A store without all blocks of its chunks: vLLM leaves out those that a sliding window has passed, and
+        does not say which. All of it has failed, since nobody can tell what belongs where."""
+        logger.warning("a store of %d chunks lacks blocks, and is left out", len(host.slots))
+        self._marks.end(self._rank, host.slots, set(host.slots))
+        self._refused.append(
+            compat.TransferResult(job_id=job_id, success=True, transfer_size=0, transfer_time=0.0)
+        )
 
     def _end(self, job_id: int, failed: set[int]) -> Any:
         running = self._running[job_id]

@@ -21,12 +21,13 @@ from kvcascade.connector.copies import HostCopier, rows
 from kvcascade.connector.groups import GroupSpec
 from kvcascade.connector.transfers import ChunkCopy, ConnectorMetadata, Direction, Transfer, WorkerReport
 from kvcascade.connector.vllm import compat, connector, plugin
-from kvcascade.connector.vllm.cache_groups import check_served, groups_of
+from kvcascade.connector.vllm.cache_groups import check_chunks, check_served, groups_of
 from kvcascade.connector.vllm.connector import KVCascadeConnector, StepPlan, StepReport
 from kvcascade.connector.vllm.hits import hits_by_source
 from kvcascade.connector.vllm.pool import WorkerPool
 from kvcascade.connector.vllm.scheduler_side import LostLoad
-from kvcascade.connector.vllm.spec import WorkerTransfers
+from kvcascade.connector.vllm.spec import KVCascadeSpec, WorkerTransfers
+from kvcascade.connector.vllm.tier import KVCascadeTier
 from kvcascade.connector.vllm.worker_side import WorkerSide
 from kvcascade.connector.worker import GroupLayout, TransferWorker
 from kvcascade.errors import ConfigError
@@ -104,6 +105,32 @@ class TestModels:
         mamba = model(MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,)))
         with pytest.raises(ConfigError, match="OffloadingConnector"):
             KVCascadeConnector(Object(kv_transfer_config=Object()), KVConnectorRole.SCHEDULER, mamba)
+
+
+def start_offloading(kv_cache_config, blocks_per_chunk, start=check_chunks):
+    """As vLLM's OffloadingConnector, which is given the cache groups and passes on less."""
+    start(offloading(kv_cache_config, blocks_per_chunk))
+
+
+class TestChunksUnderVllmsOwnScheduler:
+    """It stores a chunk whose last block is there, without those that the model has passed."""
+
+    @pytest.mark.parametrize(
+        "start",
+        [
+            lambda config: KVCascadeSpec._make_manager(Object(config=config)),
+            lambda config: KVCascadeTier(Object(config=config), memoryview(b""), "KVCascade"),
+        ],
+        ids=["OffloadingConnector", "tier"],
+    )
+    def test_several_blocks_of_a_window_are_refused(self, start):
+        with pytest.raises(ConfigError, match=r"cache group 1 \(SlidingWindowSpec\).*KVCascadeConnector"):
+            start_offloading(model(full(), window(128)), 4, start)
+
+    def test_others_are_served(self):
+        start_offloading(model(full(), window(128)), 1)
+        start_offloading(model(full(), full(compat.MLAAttentionSpec)), 4)
+        check_chunks(offloading(model(window(128)), 4))  # nobody tells the groups
 
 
 class TestHits:

@@ -170,6 +170,22 @@ def test_a_store_that_fails_is_reported_as_ended_and_marked(bench):
     assert b.pool.marks.failed(2, 1) and not b.pool.marks.failed(1, 1)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "index", "slots"),
+    [([5, 8], 0, [1]), ([8], 3, [1]), ([5, 8, 9, 12], 0, [1, 2]), ([5, 6, 7, 8, 9], 0, [1, 2])],
+    ids=["hole", "no head", "two holes", "full and hole"],
+)
+def test_a_store_without_all_blocks_of_its_chunks_has_failed(bench, blocks, index, slots):
+    """vLLM leaves out the blocks that a sliding window has passed, so that others would take their places."""
+    kv = caches(64, groups=[[(0, 64)]])
+    b = bench(kv, 4)
+    result = b.store(blocks, [len(blocks)], [index], slots)
+    assert result.transfer_size == 0
+    assert all(b.pool.marks.ended(slot, 1) and b.pool.marks.failed(slot, 1) for slot in slots)
+    assert all(bytes(b.pool.slot(slot)) == bytes(4 * 64) for slot in slots)
+    assert b.worker.get_finished() == []
+
+
 def test_a_load_that_fails_is_tried_again(bench):
     kv = caches(64, groups=[[(0, 64)]])
     b = bench(kv, 1)
