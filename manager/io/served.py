@@ -2,16 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Thread
+from typing import NamedTuple
 
 from kvcascade.errors import ConfigError, TierUnavailable
 from kvcascade.manager.jobs import Job
 from kvcascade.manager.lane import ThreadLane
 from kvcascade.manager.opening import open_now, open_tier
 from kvcascade.tiers import Tier
-from kvcascade.types import Buffer, Entry, Usage
+from kvcascade.types import Buffer, Usage
 
 from .wire import (
     Answer,
@@ -67,6 +68,8 @@ class Served:
         self._sizes = {start.context.chunk_bytes}
         self._footprints: dict[int, int] = {}
         self._answers: list[tuple[int, Future[None]]] = []
+        self._opened: _Opened | None = None
+        """Until the main thread takes it."""
         Thread(target=self._open, name=f"kvcascade-open-{start.settings.name}", daemon=True).start()
 
     @property
@@ -99,6 +102,8 @@ class Served:
 
     def tell(self) -> None:
         """Sends what is new."""
+        if self._opened is not None:
+            self._begin(self._opened)
         ended = [answer for answer in self._answers if answer[1].done()]  # what was found before comes before
         if self._lane is not None and self._tier is not None:
             self._tell_of(self._lane, self._tier)
@@ -107,6 +112,14 @@ class Served:
             number, future = answer
             error = future.exception()
             self._post(Answer(number, Fault.of(error) if error else None))
+
+    def _begin(self, opened: "_Opened") -> None:
+        """All that it holds is told before anything is done to it: after the answer to a move to another epoch,
+        chunks of the old one would be taken for chunks of the new."""
+        self._opened = None
+        self._tier, self._lane = opened.tier, opened.lane
+        for message in opened.messages:
+            self._post(message)
 
     def _tell_of(self, lane: ThreadLane, tier: Tier) -> None:
         reports = [Reported.of(report) for report in lane.poll(time.monotonic())]
@@ -152,35 +165,54 @@ class Served:
 
     def _open(self) -> None:
         try:
-            tier, late, entries = self._open_again() if self._again else _listed(*open_tier(*self._start))
+            self._opened = self._open_again() if self._again else self._prepared(*open_tier(*self._start))
         except Exception as error:  # told to who builds the stack
             text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             self._post(Refused(self._place, text))
-            return
-        settings, size = self._start.settings, self._start.context.chunk_bytes
-        self._tier = tier
-        self._lane = ThreadLane(
-            settings.name, tier, self._slot, settings.concurrency, settings.retries, tell=self._wake
-        )
-        footprints = {size: tier.footprint(size)}
-        self._post(Opened(self._place, late, tier.capabilities, tier.usage(), footprints))
-        for start in range(0, len(entries) + 1, _BATCH):
-            some = entries[start : start + _BATCH]
-            sizes = {entry.nbytes for entry in some}
-            footprints = {size: tier.footprint(size) for size in sizes}
-            self._post(Found(self._place, some, footprints, last=start + _BATCH > len(entries)))
+        else:
+            self._wake()
 
-    def _open_again(self) -> tuple[Tier, bool, list[Entry]]:
+    def _open_again(self) -> "_Opened":
         """Tries until it works: another one was open, so what keeps this one from being opened passes."""
         said = False
         while True:
             try:
-                return _listed(open_now(*self._start), False)
+                return self._prepared(open_now(*self._start), False)
             except Exception as error:  # tried again
                 if not said:
                     logger.warning("tier %r can't be opened again yet: %s", self._start.settings.name, error)
             said = True
             time.sleep(_OPEN_AGAIN)
+
+    def _prepared(self, tier: Tier, late: bool) -> "_Opened":
+        settings = self._start.settings
+        try:
+            messages = list(self._news(tier, late))
+            lane = ThreadLane(
+                settings.name, tier, self._slot, settings.concurrency, settings.retries, tell=self._wake
+            )
+        except BaseException:
+            tier.close()
+            raise
+        return _Opened(tier, lane, messages)
+
+    def _news(self, tier: Tier, late: bool) -> Iterator[object]:
+        """What it is, and what a private one holds, the least recently used first."""
+        size = self._start.context.chunk_bytes
+        yield Opened(self._place, late, tier.capabilities, tier.usage(), {size: tier.footprint(size)})
+        entries = [] if tier.capabilities.shared else sorted(tier.entries(), key=lambda entry: entry.used)
+        for start in range(0, len(entries) + 1, _BATCH):
+            some = entries[start : start + _BATCH]
+            footprints = {size: tier.footprint(size) for size in {entry.nbytes for entry in some}}
+            yield Found(self._place, some, footprints, last=start + _BATCH > len(entries))
+
+
+class _Opened(NamedTuple):
+    """A tier that is open, its lane, and what is to be told of it."""
+
+    tier: Tier
+    lane: ThreadLane
+    messages: Sequence[object]
 
 
 class _Nobody:
@@ -196,15 +228,6 @@ def _job(order: JobOrder) -> Job:
     return Job(
         order.kind, order.keys, order.slots, order.victims, order.owner, _NOBODY, order.deadline, id=order.id
     )
-
-
-def _listed(tier: Tier, late: bool) -> tuple[Tier, bool, list[Entry]]:
-    """With what a private tier holds, the least recently used first."""
-    try:
-        return tier, late, [] if tier.capabilities.shared else sorted(tier.entries(), key=lambda entry: entry.used)
-    except BaseException:
-        tier.close()
-        raise
 
 
 def _close(lane: ThreadLane, timeout: float) -> None:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvcascade.configs.registry import TIERS, known
 from kvcascade.errors import ConfigError
 from kvcascade.manager.io import IoProcess
 from kvcascade.stack import build, build_lower
@@ -103,6 +105,15 @@ def disk(path: Path, **options: Any) -> dict[str, Any]:
 
 def shared(path: Path, **options: Any) -> dict[str, Any]:
     return {"type": "fs", "path": str(path / "fs"), "queue": 1.0, "probe_ttl": "20ms", **options}
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A tier that misbehaves as files in the folder `odd` say."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setitem(known(TIERS), "odd", EntryPoint("odd", "odd_tier:OddSettings", TIERS))
+    (tmp_path / "odd").mkdir()
+    return {"type": "odd", "path": str(tmp_path / "odd"), "queue": 1.0, **QUICK}
 
 
 QUICK = {"breaker": {"failures": 2, "probe_every": "50ms"}}
@@ -284,6 +295,22 @@ def test_a_reset_that_it_does_not_live_to_do_is_done_later(engine: Callable[...,
     one.kill()
     one.comes_back()
     assert one.serve("again", KEYS[:8]) == 0
+    one.end()
+
+
+def test_a_reset_while_a_tier_is_opened_again_holds(
+    engine: Callable[..., Engine], tmp_path: Path, odd: dict[str, Any]
+) -> None:
+    """What it has found of before is known to be void once the reset is answered."""
+    one = engine([odd])
+    (tmp_path / "odd" / "found").write_text("\n".join(key.hex() for key in KEYS[:8]))
+    (tmp_path / "odd" / "slow").touch()
+    one.kill()
+    one.until((tmp_path / "odd" / "waits").exists, "it is not opened again")
+    one.manager.reset_cache("all", timeout=_HANG)
+    (tmp_path / "odd" / "slow").unlink()
+    one.comes_back()
+    assert list(one.levels[0].residency) == []
     one.end()
 
 
