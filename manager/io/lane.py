@@ -98,8 +98,6 @@ class ProcessLane:
     def changes(self) -> list[Changes]:
         changes, self._changes = self._changes, []
         if self._held_is_whole:
-            changes.append(Changes(held=frozenset(self._held)))
-            self._held.clear()
             self._held_is_whole, self._open = False, True
         return changes
 
@@ -155,8 +153,10 @@ class ProcessLane:
         """The tier was opened anew and holds these; all of it was told where they are the `last`. Jobs may come
         once somebody has read that in the `changes`."""
         self._held.update(entry.key for entry in entries)
-        self._changes.append(Changes(appeared=tuple(entries)))
+        self._changes.append(Changes(tuple(entries), held=frozenset(self._held) if last else None))
         self._held_is_whole = last
+        if last:
+            self._held.clear()
 
     def told(self, reports: Sequence[Reported], changes: Sequence[Changes]) -> None:
         self._changes += changes

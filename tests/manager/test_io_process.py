@@ -18,13 +18,14 @@ import pytest
 from kvcascade.configs.registry import TIERS, known
 from kvcascade.errors import ConfigError
 from kvcascade.manager.io import IoProcess
+from kvcascade.manager.io.wire import Found, Told
 from kvcascade.stack import build, build_lower
 from kvcascade.testing import Driver, buffer, key_for
 from kvcascade.testing.lanes import WatchedLane
 from kvcascade.testing.servers.redis import RedisServer
 from kvcascade.tiers import OpenContext
 from kvcascade.tiers.host import HostPool
-from kvcascade.types import Key, LookupResult, RequestContext
+from kvcascade.types import Changes, Entry, Key, LookupResult, RequestContext, Usage
 
 from .io_engine import CHUNK, NAMESPACE, io_children, stack_of
 
@@ -311,6 +312,23 @@ def test_a_reset_while_a_tier_is_opened_again_holds(
     (tmp_path / "odd" / "slow").unlink()
     one.comes_back()
     assert list(one.levels[0].residency) == []
+    one.end()
+
+
+def test_what_comes_to_light_after_a_tier_was_opened_again_is_kept(
+    engine: Callable[..., Engine], odd: dict[str, Any]
+) -> None:
+    """A scan after a power cut finds more than the index, which was told, had."""
+    one = engine([odd])
+    one.kill()
+    one.comes_back()
+    one.step()
+    tier = one.levels[0].tier
+    entries = [Entry(key, CHUNK, 1.0, 1.0) for key in KEYS[:2]]
+    tier.hear(Found(0, entries[:1], {}, last=True))  # type: ignore[attr-defined]
+    tier.hear(Told(0, Usage(0, 0, None), {}, [], [Changes(appeared=(entries[1],))]))  # type: ignore[attr-defined]
+    one.step()
+    assert set(one.levels[0].residency) == set(KEYS[:2])
     one.end()
 
 
