@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from kvcascade.configs.schema import SecondarySettings
@@ -30,12 +31,14 @@ class ProcessLane:
 
     Attributes:
         epoch: where the tier was moved to last; None where it never was.
+        private: nobody else uses the tier.
     """
 
     def __init__(
         self, process: "IoProcess", place: int, settings: SecondarySettings, clock: Callable[[], float]
     ) -> None:
         self.epoch: str | None = None
+        self.private = False
         self._process = process
         self._place = place
         self._settings = settings
@@ -110,8 +113,11 @@ class ProcessLane:
         return self._process.wait_for(lambda: not self._running, timeout)
 
     def move_to(self, epoch: str) -> "Future[None]":
-        self.epoch = epoch
-        return self._process.call(lambda number: MoveTo(self._place, number, epoch))
+        """Where nobody names the weights that follow, a private tier's epoch gets a name here: the next child
+        finds it again."""
+        name = epoch or (f"unnamed-{token_hex(8)}" if self.private else "")
+        self.epoch = name
+        return self._process.call(lambda number: MoveTo(self._place, number, name))
 
     def close(self, timeout: float) -> bool:
         self._closing = True

@@ -129,6 +129,7 @@ class RemoteTier:
     def _has_opened(self, opened: Opened) -> None:
         if not self._known:
             self.capabilities, self._late = opened.capabilities, opened.late
+        self.lane.private = not self.capabilities.shared
         self._usage = opened.usage
         self._footprints.update(opened.footprints)
 
