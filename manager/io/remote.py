@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvcascade.configs.schema import SecondarySettings
-from kvcascade.errors import ConfigError
+from kvcascade.errors import ConfigError, TierUnavailable
 from kvcascade.tiers import OpenContext
 from kvcascade.types import Capabilities, Entry, Key, Usage
 
@@ -94,14 +94,20 @@ class RemoteTier:
         self._process.send(NoteUses(self._place, uses))
 
     def close(self) -> None:
-        """Closes it in the child; without one, nothing is open. Waits for that as long as it takes, up to a limit.
+        """Closes it in the child; without one, also where it dies meanwhile, nothing is open. Waits for that as
+        long as it takes, up to a limit.
 
         Raises:
             TierError: it could not be closed.
             TimeoutError: the child does not answer.
         """
-        if self._process.pid is not None and not self.closed:
-            self._process.call(lambda number: CloseTier(self._place, number)).result(_CLOSE_WAIT)
+        pid = self._process.pid
+        if pid is not None and not self.closed:
+            try:
+                self._process.call(lambda number: CloseTier(self._place, number)).result(_CLOSE_WAIT)
+            except TierUnavailable:
+                if self._process.pid == pid:
+                    raise
         self.closed = True
 
     # What the child says

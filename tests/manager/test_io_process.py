@@ -245,6 +245,16 @@ def test_a_stopped_io_process_is_killed_at_shutdown(
         one.manager.pool.slot(0)
 
 
+def test_it_may_die_as_it_closes_a_tier(
+    engine: Callable[..., Engine], tmp_path: Path, odd: dict[str, Any]
+) -> None:
+    one = engine([odd, disk(tmp_path)])
+    one.serve("store", KEYS[:4])
+    (tmp_path / "odd" / "dies").touch()
+    one.end()
+    assert not io_children()
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_it_ends_with_the_engine_not_with_what_is_sent_to_all(
     engine: Callable[..., Engine], tmp_path: Path, name: str
