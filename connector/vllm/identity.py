@@ -1,12 +1,10 @@
 """The namespace: everything that decides the bytes of a chunk. What can't be known to be safe to share is kept
 apart, by a part that no other process has, or refused."""
 
-import json
 import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from kvcascade.errors import ConfigError
 from kvcascade.types import Namespace
 
 from .fingerprint import Unknown, model_parts
+from .settings_parts import digest, settings_digest
 
 __all__ = ["ADDED_AT_START", "check_hashes", "engine_parts", "namespace_of", "parts_of_model", "rank_parts"]
 
@@ -33,6 +32,7 @@ ADDED_AT_START = {
     "parallel, ranks": "how many ranks there are, and which layers and heads each has",
     "block, chunk": "tokens of a block, blocks of a chunk",
     "backend, layout, layers": "how the KV of each layer lies in memory",
+    "settings": "of quantisation, multimodal input, Mamba, LoRA, loading and context parallelism, as one hash",
     "overrides, sliding_window, draft_* ...": "only where they are set and change what is computed",
 }
 """The other parts of a namespace, which only an engine that starts can tell."""
@@ -78,12 +78,11 @@ def engine_parts(config: Any, version: str) -> dict[str, str]:
         ),
         **_weights("", config, model, apart),
         **_settings(config, model),
+        "settings": settings_digest(config),
     }
     draft = getattr(config.speculative_config, "draft_model_config", None)
     if draft is not None:
         parts |= _weights("draft_", config, draft, apart)
-    if getattr(cache, "calculate_kv_scales", False):
-        apart.append("the scales of the quantised KV are computed anew in each process (calculate_kv_scales)")
     for reason in apart:
         logger.warning("what is stored is not shared with other engines or later starts: %s", reason)
     return parts | ({"apart": secrets.token_hex(16)} if apart else {})
@@ -97,7 +96,8 @@ def _weights(prefix: str, config: Any, model: Any, apart: list[str]) -> dict[str
     try:
         parts = parts_of_model(path, model.revision, config.load_config.download_dir)
         if model.hf_config_path:
-            parts |= {"config_path": parts_of_model(model.hf_config_path).get("config", "")}
+            about = parts_of_model(model.hf_config_path)
+            parts["config_path"] = digest({name: value for name, value in about.items() if name != "weights"})
     except Unknown as unknown:
         apart.append(f"it can't be known which weights these are: {unknown}")
         return {}
@@ -108,11 +108,11 @@ def _settings(config: Any, model: Any) -> dict[str, str]:
     """Settings that change what is computed. They are not in every namespace, so that most stay as they are."""
     parts = {}
     if model.hf_overrides:
-        parts["overrides"] = _digest(model.hf_overrides)
+        parts["overrides"] = digest(model.hf_overrides)
     if model.disable_sliding_window:
         parts["sliding_window"] = "disabled"
     if config.additional_config:
-        parts["additional"] = _digest(config.additional_config)
+        parts["additional"] = digest(config.additional_config)
     if any(word in repr(model.hf_config) for word in ("longrope", "dynamic")):  # depends on the longest prompt
         parts["max_model_len"] = str(model.max_model_len)
     return parts
@@ -132,7 +132,7 @@ def rank_parts(config: Any, offloading: Any, tensors: Any) -> dict[str, str]:
         "chunk": f"{cache.blocks_per_chunk} blocks, {cache.tokens_per_hash} tokens a hash, layout {_CHUNK_LAYOUT}",
         "backend": " ".join(sorted({layer[0] for layer in described})),
         "layout": str(offloading.kv_cache_layout),
-        "layers": _digest([groups, pages, described]),
+        "layers": digest([groups, pages, described]),
     }
 
 
@@ -158,7 +158,7 @@ def namespace_of(engine: Mapping[str, str], ranks: Sequence[Mapping[str, str]]) 
     order. Of the latter, what all have told alike is a field of its own; the others stand for their ranks."""
     common = dict(set.intersection(*(set(parts.items()) for parts in ranks)))
     own = [{name: value for name, value in parts.items() if name not in common} for parts in ranks]
-    return Namespace.of(**engine, **common, ranks=_digest(own) if any(own) else str(len(ranks)))
+    return Namespace.of(**engine, **common, ranks=digest(own) if any(own) else str(len(ranks)))
 
 
 def check_hashes(algorithm: str, tiers: Sequence[str]) -> None:
@@ -176,10 +176,3 @@ def check_hashes(algorithm: str, tiers: Sequence[str]) -> None:
 
 def _name(value: object) -> str:
     return str(value).removeprefix("torch.")
-
-
-def _digest(value: object) -> str:
-    """Stands for a value of lists, mappings and text. Of anything else its text is taken, which may differ from
-    process to process: what is not known to be equal is not."""
-    text = json.dumps(value, sort_keys=True, default=repr)
-    return sha256(text.encode()).hexdigest()[:32]

@@ -1,5 +1,6 @@
 """Which model it is, from its files."""
 
+import hashlib
 import json
 import os
 
@@ -46,10 +47,64 @@ def test_the_order_in_a_config_does_not_matter(folder):
     assert model_parts(one) == model_parts(two)
 
 
-def test_a_snapshot_of_the_hub_is_known_by_name_and_commit(tmp_path):
-    path = tmp_path / "models--meta-llama--Llama-3.1-8B" / "snapshots" / ("0123456789" * 4)
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json", "modeling_own.py"])
+def test_how_input_is_processed_and_code_of_the_model_count(folder, name):
+    path = folder()
+    found = [model_parts(path)]
+    for text in ("1", "2"):
+        (path / name).write_text(text)
+        found.append(model_parts(path))
+    assert len({str(parts) for parts in found}) == 3
+
+
+HUB = {"model": "meta-llama/Llama-3.1-8B", "revision": "0123456789" * 4}
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    """As the hub's client makes it: links to blobs, named by the hash that Git has of a file, or SHA-256."""
+    repository = tmp_path / "models--meta-llama--Llama-3.1-8B"
+    path = repository / "snapshots" / HUB["revision"]
     path.mkdir(parents=True)
-    assert model_parts(path) == {"model": "meta-llama/Llama-3.1-8B", "revision": "0123456789" * 4}
+    (repository / "blobs").mkdir()
+    config, weights = b'{"hidden_size": 128}', b"weights"
+    blobs = {
+        "config.json": (hashlib.sha1(b"blob 20\0" + config).hexdigest(), config),
+        "model.safetensors": (hashlib.sha256(weights).hexdigest(), weights),
+    }
+    for name, (blob, content) in blobs.items():
+        (repository / "blobs" / blob).write_bytes(content)
+        os.utime(repository / "blobs" / blob, ns=(5, 5))
+        (path / name).symlink_to(f"../../blobs/{blob}")
+    return path
+
+
+def test_a_snapshot_of_the_hub_is_known_by_name_and_commit(snapshot):
+    assert model_parts(snapshot) == HUB
+
+
+def test_so_is_one_behind_a_link_to_the_cache(snapshot, tmp_path):
+    (tmp_path / "cache").symlink_to(tmp_path)
+    assert model_parts(tmp_path / "cache" / snapshot.relative_to(tmp_path)) == HUB
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("how", ["written", "replaced", "linked"])
+def test_files_of_a_snapshot_that_are_not_the_hubs_count(snapshot, tmp_path, name, how):
+    file = snapshot / name
+    if how == "written":
+        file.write_bytes(b"other")
+        os.utime(file, ns=(5, file.lstat().st_mtime_ns + 1))
+    else:
+        file.unlink()
+        (tmp_path / "other").write_bytes(b"other")
+        file.symlink_to(tmp_path / "other") if how == "linked" else file.write_bytes(b"other")
+    found = model_parts(snapshot)
+    assert found.items() > HUB.items()
+    other = file.resolve()
+    other.write_bytes(b"another")
+    os.utime(other, ns=(5, file.lstat().st_mtime_ns + 1))
+    assert model_parts(snapshot) != found
 
 
 def test_of_large_weights_size_pieces_and_time_count(folder, monkeypatch):

@@ -1,6 +1,9 @@
 """What decides the bytes is in the namespace; what can't be known keeps an engine apart."""
 
 import json
+import subprocess
+import sys
+from dataclasses import dataclass
 from types import SimpleNamespace as Object
 
 import pytest
@@ -32,6 +35,7 @@ def config(model, **changes):
         "additional": {},
         "draft": None,
         "name": str(model),
+        "settings": {},
     } | changes
     about = Object(
         model=parts["name"],
@@ -45,8 +49,9 @@ def config(model, **changes):
         max_model_len=parts["max_model_len"],
         disable_sliding_window=parts["disable_sliding_window"],
     )
-    return Object(
+    made = Object(
         model_config=about,
+        lora_config=None,
         cache_config=Object(cache_dtype=parts["cache_dtype"], prefix_caching_hash_algo=parts["algorithm"]),
         parallel_config=Object(
             tensor_parallel_size=parts["tp"],
@@ -58,6 +63,15 @@ def config(model, **changes):
         speculative_config=parts["draft"],
         additional_config=parts["additional"],
     )
+    for path, value in parts["settings"].items():
+        owner = made
+        *parents, name = path.split(".")
+        for parent in parents:
+            if getattr(owner, parent, None) is None:
+                setattr(owner, parent, Object())
+            owner = getattr(owner, parent)
+        setattr(owner, name, value)
+    return made
 
 
 def layout(tokens=32, blocks=1, page=8192, shape=(2, 32, 64), backend="CPU_ATTN", layers=("a", "b"), per_hash=32):
@@ -116,6 +130,58 @@ def test_the_same_engine_has_the_same_namespace(model):
 def test_what_changes_the_bytes_changes_the_namespace(model, change):
     """As in vllm-project/vllm#49261 and #55904."""
     assert namespace(model, **change) != namespace(model)
+
+
+@dataclass
+class Quantisation:
+    linear: str
+    ignore: list
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("model_config.quantization_config", {"ignore": []}, {"ignore": ["*.0*"]}),
+        ("model_config.quantization_config", Quantisation("fp8", []), Quantisation("fp8", ["*.0*"])),
+        ("model_config.model_class_overrides", {}, {"LlamaForCausalLM": "x:Y"}),
+        ("model_config.model_impl", "auto", "transformers"),
+        ("model_config.trust_remote_code", False, True),
+        ("model_config.code_revision", None, "abc"),
+        ("model_config.multimodal_config.mm_processor_kwargs", None, {"max_pixels": 1}),
+        ("model_config.multimodal_config.video_pruning_rate", None, 0.5),
+        ("model_config.multimodal_config.media_io_kwargs", {}, {"video": {"num_frames": 4}}),
+        ("cache_config.kv_cache_dtype_skip_layers", [], ["0"]),
+        ("cache_config.mamba_cache_dtype", "auto", "float16"),
+        ("cache_config.mamba_ssm_cache_dtype", "auto", "float16"),
+        ("parallel_config.cp_kv_cache_interleave_size", 1, 32),
+        ("parallel_config.dcp_kv_cache_interleave_size", 1, 32),
+        ("load_config.load_format", "safetensors", "pt"),
+        ("load_config.model_loader_extra_config", {}, {"a": 1}),
+        ("lora_config.lora_dtype", "float16", "bfloat16"),
+        ("speculative_config.method", "eagle", "mtp"),
+    ],
+)
+def test_settings_that_change_what_is_computed_count(model, name, one, other):
+    assert namespace(model, settings={name: one}) == namespace(model, settings={name: one})
+    assert namespace(model, settings={name: one}) != namespace(model, settings={name: other})
+
+
+def test_which_layers_a_rank_has_counts(model, monkeypatch):
+    """Also where no rank tells it."""
+    before = namespace(model)
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "3,5")
+    assert namespace(model) != before
+
+
+def test_settings_are_told_alike_in_every_process():
+    script = (
+        "from types import SimpleNamespace as Object\n"
+        "from kvcascade.connector.vllm.settings_parts import settings_digest\n"
+        "model = Object(quantization_config={'ignore': {'b', 'a', 'c'}, 'linear': None}, model_impl='auto')\n"
+        "print(settings_digest(Object(model_config=model)))"
+    )
+    run = [sys.executable, "-c", script]
+    assert len({subprocess.run(run, capture_output=True, check=True).stdout for _ in range(3)}) == 1
 
 
 def test_the_order_of_ranks_counts(model):
