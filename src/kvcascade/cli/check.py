@@ -68,7 +68,7 @@ def _print_identity(model: str) -> None:
         parts = parts_of_model(model)
     except Unknown as unknown:
         raise ConfigError(
-            f"--vllm-model: {unknown}; vLLM's chunks would be kept apart from all others'"
+            f"--vllm-model: {unknown}; give a folder, or a name where vLLM and its models are installed"
         ) from unknown
     added = [(name, f"(at start) {what}") for name, what in ADDED_AT_START.items()]
     print_table(("part of the namespace", "value"), [sorted(parts.items()), added])
