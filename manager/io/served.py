@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Thread
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kvcascade.errors import ConfigError, TierUnavailable
 from kvcascade.manager.jobs import Job
@@ -37,6 +37,7 @@ __all__ = ["Served"]
 
 logger = logging.getLogger("kvcascade.io")
 
+_T = TypeVar("_T")
 _OPEN_AGAIN = 2.0
 _BATCH = 4096
 
@@ -64,10 +65,12 @@ class Served:
         self._wake = wake
         self._lane: ThreadLane | None = None
         self._tier: Tier | None = None
-        self._usage: Usage | None = None
+        self._usage = Usage(0, 0, None)
         self._sizes = {start.context.chunk_bytes}
         self._footprints: dict[int, int] = {}
         self._answers: list[tuple[int, Future[None]]] = []
+        self._said = False
+        """That it has raised what it should not."""
         self._opened: _Opened | None = None
         """Until the main thread takes it."""
         Thread(target=self._open, name=f"kvcascade-open-{start.settings.name}", daemon=True).start()
@@ -89,9 +92,9 @@ class Served:
             case Withdraw():
                 lane.withdraw()
             case Touch():
-                tier.touch(message.keys)
+                self._ask(lambda: tier.touch(message.keys), None)
             case NoteUses():
-                tier.note_uses(message.uses)
+                self._ask(lambda: tier.note_uses(message.uses), None)
             case MoveTo():
                 self._answers.append((message.number, lane.move_to(message.epoch)))
             case CloseLane():
@@ -125,8 +128,8 @@ class Served:
         reports = [Reported.of(report) for report in lane.poll(time.monotonic())]
         changes = lane.changes()
         self._sizes.update(entry.nbytes for change in changes for entry in change.appeared)
-        usage = tier.usage()
-        footprints = self._new_footprints(tier)
+        usage = self._ask(tier.usage, self._usage)
+        footprints: Mapping[int, int] = self._ask(lambda: self._new_footprints(tier), {})
         if reports or changes or footprints or usage != self._usage:
             self._usage = usage
             self._post(Told(self._place, usage, footprints, reports, changes))
@@ -137,6 +140,19 @@ class Served:
         new = {size: footprint for size, footprint in now.items() if self._footprints.get(size) != footprint}
         self._footprints = now
         return new
+
+    def _ask(self, question: Callable[[], _T], otherwise: _T) -> _T:
+        """What the tier answers here, on the thread that serves all tiers: what it raises must not end them.
+        Whether it works its jobs tell."""
+        try:
+            return question()
+        except Exception as error:  # a third party's tier may raise anything
+            if not self._said:
+                self._said = True
+                logger.warning(
+                    "tier %r raises %s: %s", self._start.settings.name, type(error).__name__, error, exc_info=True
+                )
+            return otherwise
 
     def _put_off(self, message: object) -> None:
         """The tier is not open: there is nothing to close, and nothing else can be done."""
@@ -198,8 +214,8 @@ class Served:
 
     def _news(self, tier: Tier, late: bool) -> Iterator[object]:
         """What it is, and what a private one holds, the least recently used first."""
-        size = self._start.context.chunk_bytes
-        yield Opened(self._place, late, tier.capabilities, tier.usage(), {size: tier.footprint(size)})
+        size, self._usage = self._start.context.chunk_bytes, tier.usage()
+        yield Opened(self._place, late, tier.capabilities, self._usage, {size: tier.footprint(size)})
         entries = [] if tier.capabilities.shared else sorted(tier.entries(), key=lambda entry: entry.used)
         for start in range(0, len(entries) + 1, _BATCH):
             some = entries[start : start + _BATCH]

@@ -65,8 +65,8 @@ def die_early() -> None:
     """From here on: once the I/O process is started, a fork lives on in place of this process."""
     start_child = running._popen
 
-    def popen(*arguments: int) -> "subprocess.Popen[bytes]":
-        child = start_child(*arguments)
+    def popen(socket_fd: int, pool_fd: int, parent: int) -> "subprocess.Popen[bytes]":
+        child = start_child(socket_fd, pool_fd, parent)
         forked = os.fork()
         if forked:
             print(child.pid, forked, flush=True)  # noqa: T201

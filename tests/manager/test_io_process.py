@@ -255,6 +255,19 @@ def test_it_may_die_as_it_closes_a_tier(
     assert not io_children()
 
 
+def test_what_one_tier_raises_ends_no_other(
+    engine: Callable[..., Engine], tmp_path: Path, odd: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = engine([disk(tmp_path), odd])
+    one.serve("store", KEYS[:8])
+    (tmp_path / "odd" / "raises").touch()
+    one.push_out(16)
+    assert one.serve("again", KEYS[:8]) == 8
+    assert io_children() == [one.pid]
+    one.end()
+    assert caplog.text.count("raises OSError: odd") == 1
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_it_ends_with_the_engine_not_with_what_is_sent_to_all(
     engine: Callable[..., Engine], tmp_path: Path, name: str
