@@ -35,11 +35,16 @@ class SummaryLog:
 
 def _line(stats: StackStats) -> str:
     rate = stats.hits / stats.lookups if stats.lookups else 0.0
-    tiers = "; ".join(map(_tier, stats.tiers))
+    tiers = "; ".join(_tier(tier, stats.lookups) for tier in stats.tiers)
     return f"{stats.requests} requests, {stats.lookups} chunks looked up, {rate:.1%} delivered; {tiers}"
 
 
-def _tier(tier: TierStats) -> str:
+def _tier(tier: TierStats, lookups: int) -> str:
+    """What it holds, what share of all that was looked up it gave, and what it has taken and what not."""
+    rate = tier.hits / lookups if lookups else 0.0
     bound = f" of {format_size(tier.capacity)}" if tier.capacity is not None else ""
     down = "" if tier.up else " DOWN"
-    return f"{tier.name}{down}: {tier.chunks} chunks, {format_size(tier.bytes)}{bound}, {tier.hits} hits"
+    return (
+        f"{tier.name}{down}: {tier.chunks} chunks, {format_size(tier.bytes)}{bound}, "
+        f"{tier.hits} hits ({rate:.1%}), {tier.written} stored, {tier.refused + tier.shed} refused"
+    )
