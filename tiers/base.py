@@ -118,10 +118,13 @@ class OpenContext:
     chunk_bytes: int
     """Payload bytes of the engine's (largest) chunk; a tier takes smaller ones too."""
     engine_id: str = ""
-    """Names the engine among those that share a stack file (its data-parallel rank); "" takes a free place."""
+    """Names the engine among those that share a stack file; "" takes a free place."""
     epoch: str = ""
     """The caller's name for its weights (`weights_version`), "" for none. Chunks of another named epoch, and
     those of an engine that has since been reset, are void."""
+    place: int = 0
+    """Which place is taken first, where it is free: an engine of several that start together (by its data-parallel
+    rank) finds its own again."""
 
 
 @dataclass(slots=True)

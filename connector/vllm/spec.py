@@ -77,7 +77,8 @@ class KVCascadeSpec(compat.OffloadingSpec):
         shared = join_as_scheduler(self.config.engine_id)
         pool = shared.pool
         namespace = identity.namespace_of(shared.ranks[0]["engine"], [told["rank"] for told in shared.ranks])
-        stack = build(self._stack, namespace, pool.slot_bytes, pool=pool, events=self.tells_events)
+        place = self.config.parallel.data_parallel_index
+        stack = build(self._stack, namespace, pool.slot_bytes, place=place, pool=pool, events=self.tells_events)
         _log_start(self._stack, namespace, stack, self._tokens_per_chunk() / len(self.config.groups))
         return stack
 

@@ -195,7 +195,8 @@ def _open(settings: StackSettings, offloading: Any, pool: _Rows, events: bool) -
     if engine is not None:
         check_engine(engine, settings)
     namespace = namespace_of(engine, offloading, pool.nbytes)
-    tiers = build_lower(settings, namespace, pool.nbytes, pool.slot, pool.number, events=events)
+    place = offloading.parallel.data_parallel_index
+    tiers = build_lower(settings, namespace, pool.nbytes, pool.slot, pool.number, place=place, events=events)
     _log_start(tiers, namespace, pool)
     return tiers
 

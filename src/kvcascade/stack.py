@@ -52,6 +52,7 @@ def build(
     chunk_bytes: int,
     engine_id: str = "",
     *,
+    place: int = 0,
     pool: HostPool | None = None,
     events: bool = False,
     clock: Callable[[], float] = time.monotonic,
@@ -63,7 +64,8 @@ def build(
     Args:
         namespace: what the chunks' bytes belong to; the stack's own `namespace` is added to it.
         chunk_bytes: of one chunk, all ranks together.
-        engine_id: names the engine among those that share the stack file; "" takes the first free place.
+        engine_id: names the engine among those that share the stack file; "" takes a free place.
+        place: which of them it takes where that is free, else the first that is.
         pool: the memory of primary, where it was made already: at least `pool_slots` slots of `chunk_bytes`. It
             belongs to the manager from here on.
         events: whether anybody takes the manager's events.
@@ -78,7 +80,7 @@ def build(
     """
     if chunk_bytes < 1:
         raise ConfigError(f"chunk_bytes: {chunk_bytes} is not a size of a chunk; at least 1 byte")
-    context = OpenContext(_within(namespace, settings), chunk_bytes, engine_id, settings.weights_version)
+    context = OpenContext(_within(namespace, settings), chunk_bytes, engine_id, settings.weights_version, place)
     log = EventLog(events)
     slots = _slots(settings.primary, chunk_bytes)
     staging = range(slots, slots + _staging(settings, chunk_bytes))
@@ -125,6 +127,7 @@ def build_lower(
     slots: int,
     engine_id: str = "",
     *,
+    place: int = 0,
     events: bool = False,
     clock: Callable[[], float] = time.monotonic,
     wrap: Callable[[str, Tier], Tier] | None = None,
@@ -155,7 +158,7 @@ def build_lower(
             "io: 'process' needs host memory of our own, which can be handed over, and here it is the engine's; "
             "allowed here: thread"
         )
-    context = OpenContext(_within(namespace, settings), chunk_bytes, engine_id, settings.weights_version)
+    context = OpenContext(_within(namespace, settings), chunk_bytes, engine_id, settings.weights_version, place)
     log = EventLog(events)
     with ExitStack() as undo:
         site = _Here(context, slot, clock, wrap, lane)

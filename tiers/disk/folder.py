@@ -95,8 +95,9 @@ class EngineFolder:
         self._pid = os.getpid()
 
     @classmethod
-    def take(cls, path: Path, engine_id: str) -> "EngineFolder":
-        """Locks the folder of `engine_id` in `path`, or for "" the first that is free; makes what is missing.
+    def take(cls, path: Path, engine_id: str, place: int = 0) -> "EngineFolder":
+        """Locks the folder of `engine_id` in `path`, or for "" that of `place`, or else the first that is free;
+        makes what is missing.
 
         Raises:
             ConfigError: another process has it.
@@ -111,7 +112,7 @@ class EngineFolder:
                 f"path: the folder {folder} is in use by {_owner(folder)}; "
                 f"give each engine an id of its own, or end that one"
             )
-        for number in range(ENGINES):
+        for number in (place, *(other for other in range(ENGINES) if other != place)):
             if taken := cls.lock(path / f"engine-{number}", create=True):
                 return taken
         raise ConfigError(f"path: all {ENGINES} folders of engines in {path} are in use")

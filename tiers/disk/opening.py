@@ -70,7 +70,7 @@ def open_folder(settings: "DiskSettings", context: OpenContext) -> Opened:
     with mapped(path), ExitStack() as undo:
         plan_for(settings, context.chunk_bytes, block_size(nearest_existing(path)))
         _check_space(settings, path)
-        engine = EngineFolder.take(path, context.engine_id)
+        engine = EngineFolder.take(path, context.engine_id, context.place)
         undo.callback(engine.close)
         folder = NamespaceFolder.of(engine.path, context.namespace)
         folder.check_format()

@@ -33,7 +33,7 @@ def opener(tmp_path: Path) -> Iterator[Opener]:
     opened: list[DiskTier] = []
 
     def open_it(capacity: int = 4 << 20, chunk: int = CHUNK, **settings: Any) -> DiskTier:
-        context = {name: settings.pop(name) for name in ("epoch", "engine_id") if name in settings}
+        context = {name: settings.pop(name) for name in ("epoch", "engine_id", "place") if name in settings}
         namespace = settings.pop("namespace", NAMESPACE)
         tier = DiskSettings(path=str(tmp_path / "kv"), capacity=capacity, **settings).open(
             OpenContext(namespace, chunk, **context)
@@ -521,6 +521,24 @@ def test_each_engine_takes_a_folder_of_its_own(opener: Opener, tmp_path: Path) -
     three = opener()
     assert three.exists(keys_of(1, 2)) == [True, False]
     assert load(two, keys_of(2)) == [Outcome.OK]
+
+
+def test_a_place_that_is_in_use_is_not_waited_for(opener: Opener, tmp_path: Path) -> None:
+    for place in (0, 1):
+        tier = opener(place=place)
+        store(tier, keys_of(place))
+    for tier in (opener(place=5), opener(place=1)):  # its place is in use: one of the others, not a refusal
+        assert tier.exists(keys_of(0, 1)) == [False, False]
+    assert {path.name for path in (tmp_path / "kv").iterdir()} == {f"engine-{n}" for n in (0, 1, 2, 5)}
+
+
+def test_places_do_not_depend_on_who_starts_first(opener: Opener) -> None:
+    for place in (0, 1):
+        with opener(place=place) as tier:
+            store(tier, keys_of(place))
+    one, zero = opener(place=1), opener(place=0)
+    assert one.exists(keys_of(0, 1)) == [False, True]
+    assert zero.exists(keys_of(0, 1)) == [True, False]
 
 
 def test_an_engine_id_in_use_is_refused_by_name(opener: Opener, tmp_path: Path) -> None:
