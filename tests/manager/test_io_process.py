@@ -456,6 +456,7 @@ def test_two_stacks_have_a_process_each(engine: Callable[..., Engine], tmp_path:
     one.kill()
     other.push_out(16)
     assert other.serve("again", KEYS[:4]) == 4
+    one.step()  # which notices the death
     one.until(lambda: len(set(io_children()) - {one.pid}) == 2, "it is not started again")
     one.until(lambda: one.levels[0].up, "the tier does not come back")
     other.end()
