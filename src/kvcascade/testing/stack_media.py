@@ -91,6 +91,10 @@ class Keeper(TierWrapper):
         if self.inner.write([key], [content])[0].ok:
             self._next = Changes(appeared=(Entry(key, len(content), float("inf"), 0.0),))
 
+    def forget(self) -> None:
+        """What could not be told by now never is."""
+        self._next = Changes()
+
     def maintain(self, budget: float) -> Changes:
         changes, self._next = self._next, Changes()
         return changes

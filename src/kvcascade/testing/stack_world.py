@@ -196,7 +196,7 @@ class StackWorld(StackModel):
                 self._keepers[level.place].inner.delete([held[pick % len(held)]])
             else:
                 self._keepers[level.place].lose(held[pick % len(held)])
-                self._manual[level.place].maintain()
+                self._keep_house(level)
         self.check()
 
     def find(self, lane: int, key: Key) -> None:
@@ -210,9 +210,14 @@ class StackWorld(StackModel):
             return
         if residency.capacity and residency.bytes + CHUNK <= residency.capacity:
             self._keepers[level.place].find(key, memoryview(bytes_for(key, CHUNK, self.epoch)))
-            self._manual[level.place].maintain()
+            self._keep_house(level)
             self._born[level.name, key] = self.clock()
             self.step()
+
+    def _keep_house(self, level: Level) -> None:
+        """A fault may keep the tier from telling what it has found or lost."""
+        self._manual[level.place].maintain()
+        self._keepers[level.place].forget()
 
     def store_elsewhere(self, lane: int, key: Key, weights: str) -> None:
         """Another engine, which names these weights, stores a chunk in a tier that is shared."""
