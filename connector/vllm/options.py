@@ -9,7 +9,7 @@ from kvcascade.configs import StackSettings, load_stack, parse_stack
 from kvcascade.configs.registry import nearest
 from kvcascade.errors import ConfigError
 
-__all__ = ["stack_of"]
+__all__ = ["replica_of", "stack_of"]
 
 logger = logging.getLogger("kvcascade")
 
@@ -49,3 +49,9 @@ def stack_of(extra: Mapping[str, Any]) -> StackSettings:
     raise ConfigError(
         f"{_WHERE}.stack: {stack!r}: expected the path of a YAML file, a shipped stack's name or a stack"
     )
+
+
+def replica_of(parallel: Any) -> int:
+    """Which replica this engine is, of those that vLLM starts together; 0 for an engine by itself, whose index
+    means nothing. `parallel`: vLLM's `OffloadingParallelConfig`."""
+    return int(parallel.data_parallel_index) if parallel.data_parallel_size > 1 else 0

@@ -24,7 +24,7 @@ from .logs import share_handlers
 from .manager import CascadeManager
 from .media import Place, place_of
 from .metrics import definitions
-from .options import stack_of
+from .options import replica_of, stack_of
 from .pool import WorkerPool, join_as_scheduler, join_as_worker
 from .worker import CascadeWorker, layout_of
 
@@ -77,7 +77,7 @@ class KVCascadeSpec(compat.OffloadingSpec):
         shared = join_as_scheduler(self.config.engine_id)
         pool = shared.pool
         namespace = identity.namespace_of(shared.ranks[0]["engine"], [told["rank"] for told in shared.ranks])
-        place = self.config.parallel.data_parallel_index
+        place = replica_of(self.config.parallel)
         stack = build(self._stack, namespace, pool.slot_bytes, place=place, pool=pool, events=self.tells_events)
         _log_start(self._stack, namespace, stack, self._tokens_per_chunk() / len(self.config.groups))
         return stack

@@ -27,7 +27,7 @@ from .checks import check_engine
 from .logs import log_reset, share_handlers
 from .media import allowed, in_vllm, place_of
 from .metrics import Counters, definitions
-from .options import stack_of
+from .options import replica_of, stack_of
 from .tier_identity import namespace_of
 
 __all__ = ["KVCascadeTier"]
@@ -195,7 +195,7 @@ def _open(settings: StackSettings, offloading: Any, pool: _Rows, events: bool) -
     if engine is not None:
         check_engine(engine, settings)
     namespace = namespace_of(engine, offloading, pool.nbytes)
-    place = offloading.parallel.data_parallel_index
+    place = replica_of(offloading.parallel)
     tiers = build_lower(settings, namespace, pool.nbytes, pool.slot, pool.number, place=place, events=events)
     _log_start(tiers, namespace, pool)
     return tiers

@@ -1,8 +1,10 @@
 """What a user gives in kv_connector_extra_config."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from kvcascade.connector.vllm.options import stack_of
+from kvcascade.connector.vllm.options import replica_of, stack_of
 from kvcascade.errors import ConfigError
 
 STACK = {"version": 1, "tiers": [{"type": "host", "capacity": "8MiB"}]}
@@ -35,3 +37,8 @@ def test_what_is_wrong_is_said(extra, message):
 def test_keys_that_nobody_knows_are_warned_of(caplog):
     stack_of({"stack": STACK, "block_per_chunk": 4})
     assert "block_per_chunk: not a key that KVCascade knows (did you mean 'blocks_per_chunk'?)" in caplog.text
+
+
+@pytest.mark.parametrize(("size", "index", "replica"), [(1, 0, 0), (1, 3, 0), (4, 3, 3)])
+def test_only_replicas_that_start_together_are_told_apart(size, index, replica):
+    assert replica_of(SimpleNamespace(data_parallel_size=size, data_parallel_index=index)) == replica

@@ -35,7 +35,7 @@ def spec(events=True):
     config = Object(
         groups=(group,),
         cache=Object(blocks_per_chunk=1, tokens_per_hash=16),
-        parallel=Object(world_size=1, data_parallel_index=0),
+        parallel=Object(world_size=1, data_parallel_index=3, data_parallel_size=1),
         kv_cache_layout="LBHNC",
         replicated_layout=False,
         canonical_layout=False,
