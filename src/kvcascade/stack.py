@@ -147,10 +147,10 @@ def build_lower(
         raise ConfigError(
             f"tiers: none below {settings.primary.name!r}, which is left out here; give at least one"
         )
-    for place, tier in enumerate(settings.secondary, 1):
+    for number, tier in enumerate(settings.secondary, 1):
         if tier.write == "on_evict":
             raise ConfigError(
-                f"tiers[{place}].write: 'on_evict' needs slots of our own above it, and the host memory is the "
+                f"tiers[{number}].write: 'on_evict' needs slots of our own above it, and the host memory is the "
                 f"engine's; allowed here: through, off"
             )
     if settings.io == "process":
