@@ -5,6 +5,7 @@ from typing import Literal
 
 from kvcascade.manager import ResetReport
 from kvcascade.manager.lane import Lane, ThreadLane
+from kvcascade.manager.level import Level
 from kvcascade.manager.residency import Residency
 from kvcascade.tiers import Tier
 from kvcascade.types import Buffer, Key, LookupResult, RequestContext
