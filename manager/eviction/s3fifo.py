@@ -13,7 +13,7 @@ __all__ = ["S3FifoPolicy"]
 _SMALL, _MAIN = 0, 1
 _SMALL_SHARE = 10
 _MOST_USES = 3
-_PATIENCE = 256
+_PATIENCE = 512
 
 
 class S3FifoPolicy:
@@ -23,7 +23,7 @@ class S3FifoPolicy:
     and are remembered: one that comes back enters the main queue at once. There an entry has another turn for each
     use, up to three. One further use is enough to move on, for a burst of uses by one request counts once here.
 
-    A search gives up its patience after 256 further turns, so that none stalls an engine's step; the entries
+    A search gives up its patience after 512 further turns, so that none stalls an engine's step; the entries
     next in line then go, whatever their uses.
     """
 
