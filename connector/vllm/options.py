@@ -52,6 +52,7 @@ def stack_of(extra: Mapping[str, Any]) -> StackSettings:
 
 
 def replica_of(parallel: Any) -> int:
-    """Which replica this engine is, of those that vLLM starts together; 0 for an engine by itself, whose index
-    means nothing. `parallel`: vLLM's `OffloadingParallelConfig`."""
-    return int(parallel.data_parallel_index) if parallel.data_parallel_size > 1 else 0
+    """Which replica this engine is, of those that vLLM starts together; 0 for an engine by itself. Replicas of a
+    dense model are each told that they are the only one, but keep their index. `parallel`: vLLM's
+    `OffloadingParallelConfig`."""
+    return int(parallel.data_parallel_index)
