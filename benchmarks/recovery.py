@@ -4,7 +4,7 @@
     python -m benchmarks.recovery --quick       # up to 100,000
     python -m benchmarks.recovery --folder DIR  # on the file system of DIR; 8 GiB for 1,000,000 chunks
 
-- trusted: the last session ended well, or the machine has not stopped since: the index says what there is. The
+- trusted: the last run ended well, or the machine has not stopped since: the index says what there is. The
   time from `build` to a manager that answers look-ups: index, slots and all that the manager knows of each chunk.
 - cold: the same, the index not in the page cache.
 - tier only: opening the tier, without the manager's part.
