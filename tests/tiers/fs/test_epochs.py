@@ -1,6 +1,7 @@
 """Epochs of a directory that several engines share: who is reset, who stays, what is never served again."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from kvcascade.types import Outcome
 class TestEpochs(EpochConformance):
     def mark(self, tier: Any) -> object:
         return tier._opened.epoch
+
+    def check_entered(self, marks: Sequence[Any]) -> None:
+        assert [epoch.generation for epoch in marks] == list(range(1, self.moves + 1))
 
 
 @pytest.mark.parametrize("target", ["", "v2"])

@@ -14,7 +14,8 @@ from kvcascade.types import Outcome
 
 
 class TestEpochs(EpochConformance):
-    refuses_late = False
+    at_once = 4
+    late = None
 
     def mark(self, tier: Any) -> object:
         return tier._epoch.mark

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +16,13 @@ from kvcascade.types import Outcome
 
 class TestEpochs(EpochConformance):
     moves = 10
+    late = [Outcome.REFUSED] * 3
 
     def mark(self, tier: Any) -> object:
         return tier._opened.epoch
+
+    def check_entered(self, marks: Sequence[Any]) -> None:
+        assert [epoch.generation for epoch in marks] == list(range(1, self.moves + 1))
 
 
 def test_a_write_that_the_store_finishes_after_the_reset(faulty: Any) -> None:
@@ -46,7 +51,7 @@ def test_a_mark_that_can_not_be_written(faulty: Any, status: int) -> None:
     faults.answer(status, method="PUT", within="/epochs/", times=2)
     with pytest.raises(TierError):
         tier.move_to("v2")
-    shared.check_silent(tier)
+    shared.check_silent(tier, TierError)
     assert shared.serves(other, "old")
     tier.move_to("v2")
     assert not shared.serves(tier, "")
