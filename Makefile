@@ -33,7 +33,7 @@ test: .venv/installed
 	touch $@
 
 e2e: .venv-vllm/installed
-	$(E2E)/pytest -q $(E2E_TESTS)
+	$(E2E)/pytest -q -n 2 --dist loadgroup $(E2E_TESTS)
 
 bench: .venv/installed
 	$(foreach bench,$(BENCHES),$(call BENCH_PYTHON,$(bench)) -m benchmarks.$(bench) --quick &&) true

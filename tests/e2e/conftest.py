@@ -5,11 +5,11 @@ Run by `make e2e`, with the interpreter of an environment in which vLLM is insta
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import pytest
 
@@ -18,18 +18,23 @@ from kvcascade.testing.vllm import PROMPTS, WAYS, Engine, Nursery, make_model, t
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 
 DOCS = Path(__file__).parents[2] / "docs" / "vllm.md"
-EQUAL, DIFFERENT = "equal", "differ, as they must"
+EQUAL = "equal"
+_SEEN = "seen"
+
+
+Row: TypeAlias = dict[str, str]
 
 
 class Table:
-    """Rows of scenarios, with the cached tokens of each way in which they were run."""
+    """Rows of scenarios, with the cached tokens of each way in which they were run. A plugin of pytest, which
+    gathers what the tests have seen, in whichever process they ran."""
 
     HEAD = ("scenario", *WAYS, "outputs")
 
     def __init__(self) -> None:
-        self.rows: dict[str, dict[str, str]] = {}
+        self.rows: dict[str, Row] = {}
 
-    def add(self, row: dict[str, str]) -> None:
+    def add(self, row: Row) -> None:
         self.rows.setdefault(row["scenario"], {}).update(row)
 
     @classmethod
@@ -44,23 +49,33 @@ class Table:
             table.add({name: cell for name, cell in zip(cls.HEAD, cells, strict=True) if cell})
         return table
 
-    def lines(self) -> list[str]:
-        rows = [[row.get(name, "") for name in self.HEAD] for row in self.rows.values()]
+    def lines(self, order: Iterable[str]) -> list[str]:
+        """In Markdown; the scenarios in this order, then all others."""
+        names = [name for name in dict.fromkeys([*order, *self.rows]) if name in self.rows]
+        rows = [[self.rows[name].get(column, "") for column in self.HEAD] for name in names]
         return [_line(row) for row in (self.HEAD, ["---"] * len(self.HEAD), *rows)]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == _SEEN:
+                self.add(cast(Row, value))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.rows:
+            terminalreporter.section("scenario x way in: cached tokens")
+            for line in self.lines(Table.of_docs().rows):
+                terminalreporter.write_line(line)
 
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-_seen = pytest.StashKey[Table]()
-
-
 class Seen:
-    """What was seen, for the table at the end."""
+    """What a test has seen, for the table at the end."""
 
-    def __init__(self, table: Table, documented: Table) -> None:
-        self._table = table
+    def __init__(self, properties: list[tuple[str, object]], documented: Table) -> None:
+        self._properties = properties
         self._documented = documented
 
     def note(self, way: str, scenario: str, cached: Sequence[int] | str, outputs: str = EQUAL) -> None:
@@ -68,26 +83,33 @@ class Seen:
         the same."""
         text = cached if isinstance(cached, str) else " + ".join(map(str, cached))
         row = {"scenario": scenario, way: text, "outputs": outputs}
-        self._table.add(row)
+        self._properties.append((_SEEN, row))
         if DOCS.exists():
             shown = self._documented.rows.get(scenario, {})
             assert row.items() <= shown.items(), f"docs/vllm.md shows {shown}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_seen] = Table()
+    config.pluginmanager.register(Table())
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if config.stash[_seen].rows:
-        terminalreporter.section("scenario x way in: cached tokens")
-        for line in config.stash[_seen].lines():
-            terminalreporter.write_line(line)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of one module and way in share engines: they run in one process, where there are several."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {params.get('way', '')}"))
 
 
 @pytest.fixture(scope="session")
-def seen(request: pytest.FixtureRequest) -> Seen:
-    return Seen(request.config.stash[_seen], Table.of_docs())
+def documented() -> Table:
+    return Table.of_docs()
+
+
+@pytest.fixture
+def seen(request: pytest.FixtureRequest, documented: Table) -> Seen:
+    return Seen(request.node.user_properties, documented)
 
 
 @pytest.fixture(scope="session")
