@@ -222,6 +222,13 @@ class SchedulerAdapter:
                 loads.append(self._loaded(job))
         return loads
 
+    def distrust_stores(self) -> None:
+        """Blocks have turned out not to hold what the engine took for computed: somebody else was to fill them,
+        and steps have computed with them. No store in flight counts, whoever's it is; what it was to bring is
+        offered again. To be called before `update_connector_output` has the reports of the step in which it
+        turned out."""
+        self._jobs.distrust_stores()
+
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping, even with nothing to run."""
         return bool(self._jobs or self._finishing) or self._manager.has_pending_work()
@@ -330,6 +337,8 @@ class SchedulerAdapter:
             self._manager.complete_store(copied, job.owner.context)
         if failed:
             self._manager.complete_store(failed, job.owner.context, success=False)
+        if job.distrusted:
+            job.owner.begin_again()
 
     def _loaded(self, job: Job) -> EndedLoad:
         copied, failed = job.keys_by_success()

@@ -37,8 +37,11 @@ class Copies:
         copies = dict(zip(keys, slots, strict=True))
         under_way = self._under_way.get(request)
         if under_way is None:
-            under_way = self._under_way[request] = {}
             self._of_id.setdefault(request.id, []).append(request)
+            under_way = self._under_way[request] = {}
+            if len(copies) == len(keys):
+                self._under_way[request] = copies
+                return
         if len(copies) < len(keys) or not copies.keys().isdisjoint(under_way):
             known = set(under_way)
             for key in keys:
@@ -82,6 +85,9 @@ class Copies:
         under_way = self._under_way[request]
         if self._again:
             slots = [self._take_one(request, key) for key in keys]
+        elif len(keys) == len(under_way) and keys == list(under_way):  # nearly always: all of them, in order
+            slots = list(under_way.values())
+            under_way.clear()
         else:
             slots = [under_way.pop(key, -1) for key in keys]
         if not under_way:

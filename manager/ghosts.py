@@ -1,29 +1,32 @@
 """Remembers why chunks are not there, so that every miss has a reason."""
 
+from collections import deque
 from collections.abc import Iterable
 
 from kvcascade.types import Key, MissReason
 
 __all__ = ["Ghosts"]
 
-_SHARDS = 256
-_A_SHARD = 256
-_SEEN_BITS = 1 << 15
-"""A shard."""
+_GENERATIONS = 8
+_A_GENERATION = 8192
 
 
 class Ghosts:
-    """At least the last 65,536 chunks that one tier lost or did not take, each with its reason.
+    """At least the last 65,536 chunks that one tier lost or did not take, each with its reason; of those before
+    only that they were here.
 
-    They are kept in shards of two generations, so that none is forgotten by itself, and no call forgets many.
-    Beyond that bitmaps of 1 MiB in all (one bit a key: Bloom filters with one hash) tell a chunk that was never
-    here from one whose reason is forgotten. A shard has its own: what is done at once is near in memory.
+    They are kept in generations, so that none is forgotten by itself, and no call forgets many. Kept are hashes of
+    64 bits: most are never asked for, and to let go of the keys themselves, which have left the processor's caches
+    by then, would take longer than all the rest.
     """
 
     def __init__(self) -> None:
-        self._young: list[dict[Key, MissReason]] = [{} for _ in range(_SHARDS)]
-        self._old: list[dict[Key, MissReason]] = [{} for _ in range(_SHARDS)]
-        self._seen = [bytearray(_SEEN_BITS // 8) for _ in range(_SHARDS)]
+        from .seen import Seen  # NumPy, which only who has a stack should have to load
+
+        self._young: dict[int, MissReason] = {}
+        self._generations = deque([self._young])
+        """The youngest first."""
+        self._seen = Seen()
 
     def add(self, key: Key, reason: MissReason) -> None:
         """The tier does not have this key, and this is why."""
@@ -31,28 +34,20 @@ class Ghosts:
 
     def add_all(self, keys: Iterable[Key], reason: MissReason) -> None:
         """As `add`, of several keys."""
-        shards = self._young
-        for key in keys:
-            young = shards[key[0]]
-            if len(young) >= _A_SHARD:
-                young = self._turn_over(key[0])
-            young[key] = reason
+        self._young.update(dict.fromkeys(map(hash, keys), reason))
+        if len(self._young) >= _A_GENERATION:
+            self._begin_generation()
 
     def why(self, key: Key) -> MissReason:
         """Why the tier, which does not have this key, does not."""
-        reason = self._young[key[0]].get(key) or self._old[key[0]].get(key)
-        if reason is not None:
-            return reason
-        bit = hash(key) & _SEEN_BITS - 1
-        seen = self._seen[key[0]][bit >> 3] >> (bit & 7) & 1
-        return MissReason.UNKNOWN if seen else MissReason.NEVER_STORED
+        known = hash(key)
+        for generation in self._generations:
+            if known in generation:
+                return generation[known]
+        return MissReason.UNKNOWN if known in self._seen else MissReason.NEVER_STORED
 
-    def _turn_over(self, shard: int) -> dict[Key, MissReason]:
-        """The older generation of a shard is forgotten, but for having been here; returns the new one."""
-        seen = self._seen[shard]
-        for key in self._old[shard]:
-            bit = hash(key) & _SEEN_BITS - 1
-            seen[bit >> 3] |= 1 << (bit & 7)
-        self._old[shard] = self._young[shard]
-        self._young[shard] = {}
-        return self._young[shard]
+    def _begin_generation(self) -> None:
+        self._young = {}
+        self._generations.appendleft(self._young)
+        if len(self._generations) > _GENERATIONS + 1:
+            self._seen.add(self._generations.pop())

@@ -199,7 +199,7 @@ class Residency:
                 free += sum(self._sizes[victim] for victim in victims)
                 count = min(count, max(0, free // size))
                 victims = self._fewest(victims, self.bytes + count * size - self.capacity) if count else []
-        gone = [self._evict(victim) for victim in victims]
+        gone = self._evict(victims)
         self._add(
             keys[count - 1 :: -1] if count else [], _WRITING, [size] * count, [self.now] * count, [1] * count
         )
@@ -241,7 +241,7 @@ class Residency:
                 self._states[entry] = _READY
                 self.chunks += 1
                 self.bytes += self._sizes[entry]
-                self._policy.insert(entry, key, self._uses[entry])
+                self._policy.insert((entry,), (key,), (self._uses[entry],))
 
     # Reads
 
@@ -305,12 +305,12 @@ class Residency:
         entries = [self._free.pop() for _ in keys]
         self._entries.set_all(keys, entries)
         self.bytes += sum(sizes)
-        insert, use_first = self._policy.insert, self._once.insert
+        use_first = self._once.insert
         for entry, key, size, since, count in zip(entries, keys, sizes, born, uses, strict=True):
             self._keys[entry], self._sizes[entry], self._readers[entry] = key, size, 0
             self._states[entry], self._born[entry], self._uses[entry] = state, since, count
             use_first(entry)
-            insert(entry, key, count)
+        self._policy.insert(entries, keys, uses)
         return entries
 
     def _make_entries(self, more: int) -> None:
@@ -331,15 +331,16 @@ class Residency:
         self.clean -= self._clean[entry]
         self._clean[entry] = 0
 
-    def _evict(self, entry: int) -> Key:
-        key = self._keys[entry]
-        self._soil(entry)
-        self._policy.evict(entry)
-        self._states[entry] = _LEAVING
-        self.bytes -= self._sizes[entry]
-        self.chunks -= 1
-        self.ghosts.add(key, MissReason.EVICTED)
-        return key
+    def _evict(self, victims: Sequence[int]) -> list[Key]:
+        keys = [self._keys[entry] for entry in victims]
+        self._policy.evict(victims)
+        for entry in victims:
+            self._soil(entry)
+            self._states[entry] = _LEAVING
+            self.bytes -= self._sizes[entry]
+        self.chunks -= len(keys)
+        self.ghosts.add_all(keys, MissReason.EVICTED)
+        return keys
 
     def _drop(self, entry: int, reason: MissReason) -> None:
         key = self._keys[entry]

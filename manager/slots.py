@@ -152,15 +152,13 @@ class SlotTable:
         """The up to `count` slots that would go first; of `spare` as in `victims`."""
         if count <= 0:
             return []
-        if not spare:
-            return self._policy.victims(count, self._busy)
         spared: list[int] = []
         keys, pins, steps, step = self._keys, self._pins, self._hit_step, self._step
 
         def busy(slot: int) -> bool:
             if pins[slot] or steps[slot] == step:
                 return self._busy(slot)
-            if keys[slot] in spare:
+            if spare and keys[slot] in spare:
                 spared.append(slot)
                 return True
             return False
@@ -194,13 +192,14 @@ class SlotTable:
 
     def evict(self, victims: Sequence[int]) -> list[Key]:
         """Frees these slots, which are readable and not in use; returns their keys."""
-        names, states, evict = self._keys, self._states, self._policy.evict
+        names, states = self._keys, self._states
         keys = [names[slot] for slot in victims]
         self._slots.remove_all(keys)
-        for slot in victims:
-            evict(slot)
-            if self._clean[slot]:
+        self._policy.evict(victims)
+        if self.clean:
+            for slot in victims:
                 self._soil(slot)
+        for slot in victims:
             states[slot] = _FREE
             names[slot] = b""
         self._free += victims
@@ -213,12 +212,12 @@ class SlotTable:
         slots = self._free[first:]
         del self._free[first:]
         self._slots.set_all(keys, slots)
-        names, states, pins, insert, flag = self._keys, self._states, self._pins, self._policy.insert, int(state)
-        for key, slot in zip(reversed(keys), reversed(slots), strict=True):
+        self._policy.insert(slots[::-1], keys[::-1])
+        names, states, pins, flag = self._keys, self._states, self._pins, int(state)
+        for key, slot in zip(keys, slots, strict=True):
             names[slot] = key
             states[slot] = flag
             pins[slot] = 1
-            insert(slot, key)
         self.pinned += len(slots)
         return slots
 
@@ -270,10 +269,11 @@ class SlotTable:
         """As `unpin`, of several slots, or of one several times."""
         pins, states, passed = self._pins, self._states, self._passed
         for slot in slots:
-            if not pins[slot]:
+            left = pins[slot] - 1
+            if left < 0:
                 raise ValueError(f"slot {slot} has no pin to release")
-            pins[slot] -= 1
-            if pins[slot]:
+            pins[slot] = left
+            if left:
                 continue
             self.pinned -= 1
             if states[slot] == _QUARANTINED:

@@ -25,6 +25,9 @@ class Wishes(NamedTuple):
     """Seconds for which the chunks are to stay in primary after the request has finished."""
 
 
+_NONE = Wishes()
+
+
 def wishes_of(ctx: RequestContext) -> Wishes:
     """Reads `{"kvcascade": {"priority": "high", "pin_for": "10m"}}` in the request's `kv_transfer_params`.
 
@@ -33,7 +36,7 @@ def wishes_of(ctx: RequestContext) -> Wishes:
     params = getattr(ctx, "kv_transfer_params", None)
     asked = params.get("kvcascade") if isinstance(params, Mapping) else None
     if asked is None:
-        return Wishes()
+        return _NONE
     try:
         return _parse(asked)
     except ValueError as error:

@@ -135,6 +135,7 @@ class KVCascadeConnector(compat.KVConnectorBase, compat.SupportsHMA):
         return StepPlan(self.scheduler.adapter.build_connector_meta(scheduler_output), self.scheduler.take_lost())
 
     def update_connector_output(self, connector_output: Any) -> None:
+        self.scheduler.hear_of(connector_output.invalid_block_ids)
         told = connector_output.kv_connector_worker_meta
         if told is None:
             return

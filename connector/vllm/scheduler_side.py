@@ -58,6 +58,8 @@ class SchedulerSide:
         self._events = compat.EventsTracker(events)
         self._counters = Counters()
         self._lost: list[LostLoad] = []
+        self._told: set[int] = set()
+        """Device blocks of which workers are to tell vLLM that our loads have not filled them."""
 
     def take_report(self, report: WorkerReport) -> set[str]:
         """What workers have ended. Returns the requests whose loads have not brought all: copies have failed, or
@@ -77,7 +79,19 @@ class SchedulerSide:
     def take_lost(self) -> list[LostLoad]:
         """What the workers are to tell vLLM in the next step."""
         lost, self._lost = self._lost, []
+        self._told.update(*(load.blocks for load in lost))
         return lost
+
+    def hear_of(self, invalid: set[int]) -> None:
+        """vLLM was told that these device blocks were not filled. Ours have not been computed with; those of
+        another connector, beside ours in a MultiConnector, may have been, and what came of it is being stored."""
+        others = invalid - self._told
+        self._told -= invalid
+        if others:
+            logger.warning(
+                "%d blocks were not filled by another connector: nothing that is being stored counts", len(others)
+            )
+            self.adapter.distrust_stores()
 
     def has_pending_work(self) -> bool:
         return bool(self._lost) or self.adapter.has_pending_work()

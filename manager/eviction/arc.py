@@ -1,6 +1,6 @@
 """Adaptive replacement cache."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from kvcascade.types import Key
 
@@ -32,7 +32,11 @@ class ArcPolicy:
         self._ghosts = GhostKeys(2, capacity)
         self._target = 0.0
 
-    def insert(self, entry: int, key: Key, uses: int = 1) -> None:
+    def insert(self, entries: Sequence[int], keys: Sequence[Key], uses: Sequence[int] = ()) -> None:
+        for entry, key, count in zip(entries, keys, uses or [1] * len(keys), strict=True):
+            self._insert(entry, key, count)
+
+    def _insert(self, entry: int, key: Key, uses: int) -> None:
         if entry >= len(self._of):
             self._of += [0] * (entry + 1 - len(self._of))
             self._keys += [b""] * (entry + 1 - len(self._keys))
@@ -57,7 +61,11 @@ class ArcPolicy:
                 self._of[entry] = _FREQUENT
             self._order.put(entry, self._of[entry])
 
-    def evict(self, entry: int) -> None:
+    def evict(self, entries: Sequence[int]) -> None:
+        for entry in entries:
+            self._evict(entry)
+
+    def _evict(self, entry: int) -> None:
         self.remove(entry)
         self._ghosts.add(self._keys[entry], self._of[entry])
         ghosts = self._ghosts.sizes

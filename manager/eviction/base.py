@@ -1,6 +1,6 @@
 """What an eviction policy is."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from kvcascade.types import Key
@@ -20,10 +20,10 @@ class EvictionPolicy(Protocol):
         """`capacity`: about how many entries the tier holds when it is full; a hint, not a limit. 0 where it has
         no bound, or where that is not known."""
 
-    def insert(self, entry: int, key: Key, uses: int = 1) -> None:
-        """A new entry, the most recent one. It comes with its first use: the first request that touches it is the
-        one it was inserted for. `uses`: how often it was used, that one included; more than 1 where an earlier
-        process has left it."""
+    def insert(self, entries: Sequence[int], keys: Sequence[Key], uses: Sequence[int] = ()) -> None:
+        """New entries for these keys, the last one the most recent. They come with their first use: the first
+        request that touches one is the one it was inserted for. `uses`: how often each was used, that one
+        included; more than 1 where an earlier process has left it. Without: once each."""
 
     def touch(self, entries: Iterable[int], request: int = 0) -> None:
         """These were used; the last one is the most recent. A prompt is touched tail first, so that its head is
@@ -33,8 +33,8 @@ class EvictionPolicy(Protocol):
         entry, it is one use. 0: nobody's use; the order changes, and nothing is counted.
         """
 
-    def evict(self, entry: int) -> None:
-        """The entry is gone, to make room; its key is worth remembering."""
+    def evict(self, entries: Sequence[int]) -> None:
+        """These are gone, to make room; their keys are worth remembering."""
 
     def remove(self, entry: int) -> None:
         """The entry is gone for another reason."""

@@ -1,6 +1,6 @@
 """Least hit density."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -71,7 +71,11 @@ class LhdPolicy:
         """No list of a lower rank has an entry."""
         self._rank_lists()
 
-    def insert(self, entry: int, key: Key, uses: int = 1) -> None:
+    def insert(self, entries: Sequence[int], keys: Sequence[Key], uses: Sequence[int] = ()) -> None:
+        for entry, key, count in zip(entries, keys, uses or [1] * len(keys), strict=True):
+            self._insert(entry, key, count)
+
+    def _insert(self, entry: int, key: Key, uses: int) -> None:
         if entry >= len(self._keys):
             more = entry + 1 - len(self._keys)
             self._keys += [b""] * more
@@ -97,7 +101,11 @@ class LhdPolicy:
         if self._uses_left <= 0:
             self._tick()
 
-    def evict(self, entry: int) -> None:
+    def evict(self, entries: Sequence[int]) -> None:
+        for entry in entries:
+            self._evict(entry)
+
+    def _evict(self, entry: int) -> None:
         self._order.remove(entry)
         forgotten = self._ghosts.add(self._keys[entry], self._used[entry] * _CLASSES + self._class[entry])
         if forgotten is not None:

@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from kvcascade.types import Key
@@ -32,12 +32,14 @@ class LruPolicy:
         """That number, and the entry, of those that came back, in order; of others, that have left it, too."""
         self._numbers = count()
 
-    def insert(self, entry: int, key: Key, uses: int = 1) -> None:
-        if entry >= len(self._states):
-            self._grow(entry + 1)
-        self._states[entry] = _HERE
-        self._here += 1
-        self._order.move_to_end(entry)
+    def insert(self, entries: Sequence[int], keys: Sequence[Key], uses: Sequence[int] = ()) -> None:
+        if entries and max(entries) >= len(self._states):
+            self._grow(max(entries) + 1)
+        states, to_end = self._states, self._order.move_to_end
+        for entry in entries:
+            states[entry] = _HERE
+            to_end(entry)
+        self._here += len(entries)
 
     def touch(self, entries: Iterable[int], request: int = 0) -> None:
         to_end = self._order.move_to_end
@@ -51,15 +53,17 @@ class LruPolicy:
                 self._here += 1
             to_end(entry)
 
-    def evict(self, entry: int) -> None:
-        if self._states[entry] == _HERE:
-            self._here -= 1
-        elif self._passed:
-            self._passed.pop(entry, None)
-        self._states[entry] = _GONE
+    def evict(self, entries: Sequence[int]) -> None:
+        states, passed = self._states, self._passed
+        for entry in entries:
+            if states[entry] == _HERE:
+                self._here -= 1
+            elif passed:
+                passed.pop(entry, None)
+            states[entry] = _GONE
 
     def remove(self, entry: int) -> None:
-        self.evict(entry)
+        self.evict((entry,))
 
     def victims(self, count: int, busy: Callable[[int], bool]) -> list[int]:
         found = self._returned_idle(count, busy) if self._returned else []

@@ -1,6 +1,6 @@
 """Three static first-in-first-out queues."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvcascade.types import Key
 
@@ -38,7 +38,11 @@ class S3FifoPolicy:
         self._uses = OncePerRequest(capacity)
         self._ghosts = GhostKeys(1, capacity)
 
-    def insert(self, entry: int, key: Key, uses: int = 1) -> None:
+    def insert(self, entries: Sequence[int], keys: Sequence[Key], uses: Sequence[int] = ()) -> None:
+        for entry, key, count in zip(entries, keys, uses or [1] * len(keys), strict=True):
+            self._insert(entry, key, count)
+
+    def _insert(self, entry: int, key: Key, uses: int) -> None:
         if entry >= len(self._of):
             more = entry + 1 - len(self._of)
             self._of += [0] * more
@@ -58,7 +62,11 @@ class S3FifoPolicy:
                 self._turns[entry] = min(_MOST_USES, self._turns[entry] + 1)
             self._order.release(entry, self._of[entry])
 
-    def evict(self, entry: int) -> None:
+    def evict(self, entries: Sequence[int]) -> None:
+        for entry in entries:
+            self._evict(entry)
+
+    def _evict(self, entry: int) -> None:
         self.remove(entry)
         if self._of[entry] == _SMALL:
             self._ghosts.add(self._keys[entry], 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvcascade.testing.vllm import BLOCK, CONNECTOR, LOADED, PROMPTS, host, make_model, on_disk
+from kvcascade.testing.vllm import BLOCK, CONNECTOR, LOADED, PROMPTS, SPEC, TIER, host, make_model, on_disk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -42,6 +42,14 @@ def test_what_was_computed_is_loaded(engine, way, windowed, expected, seen, tmp_
         assert both.at_rest() == LEFT
         both.close()
     seen.note(way, "two cache groups, one with a sliding window; restart", LOADED)
+
+
+@pytest.mark.parametrize("way", [SPEC, TIER], scope="module")
+def test_chunks_of_several_blocks_are_refused_at_start(engine, way, windowed):
+    """Under vLLM's own scheduler, which would store them without the blocks that the window has passed."""
+    with pytest.raises(RuntimeError) as error:
+        engine(host(), way, {"blocks_per_chunk": 4}, **windowed)
+    assert "blocks_per_chunk" in str(error.value) and "KVCascadeConnector" in str(error.value)
 
 
 def test_failed_loads(engine, windowed, expected, seen):

@@ -200,7 +200,7 @@ def test_chunks_that_were_passed_over_come_back_at_the_cost_of_their_number() ->
     stamps = policy._order._stamps = _CountingList([0] * len(policy._order._stamps))
     for prompt in prompts:
         for entry in reversed(prompt):
-            policy.insert(entry, entry.to_bytes(4, "big"))
+            policy.insert([entry], [entry.to_bytes(4, "big")])
     assert policy.victims(1, lambda entry: True) == []
     stamps.reads = 0
     for prompt in prompts:

@@ -35,7 +35,7 @@ class PolicyChunks:
         entry = self._free.pop()
         self._entries[chunk] = entry
         self._chunks[entry] = chunk
-        self._policy.insert(entry, chunk.to_bytes(8, "big", signed=True))
+        self._policy.insert((entry,), (chunk.to_bytes(8, "big", signed=True),))
 
     def touch(self, prompt: Prompt, request: int) -> None:
         """The request of this number uses those of these that are here; the head is the last to go."""
@@ -66,7 +66,7 @@ class PolicyChunks:
     def evict(self, chunk: int) -> None:
         """One that is here goes."""
         entry = self._entries.pop(chunk)
-        self._policy.evict(entry)
+        self._policy.evict((entry,))
         self._free.append(entry)
 
 

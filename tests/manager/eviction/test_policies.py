@@ -34,14 +34,15 @@ class World:
     def store(self, numbers, request):
         """Room for these, tail first, as far as it can be made; then one request uses them."""
         new = [number for number in numbers if key(number) not in self.keys.values()]
-        for entry in self.victims(len(new) + len(self.keys) - self.capacity):
-            self.policy.evict(entry)
+        victims = self.victims(len(new) + len(self.keys) - self.capacity)
+        self.policy.evict(victims)
+        for entry in victims:
             del self.keys[entry]
         for number in reversed(new):
             free = next((entry for entry in range(self.capacity) if entry not in self.keys), None)
             if free is not None:
                 self.keys[free] = key(number)
-                self.policy.insert(free, key(number))
+                self.policy.insert([free], [key(number)])
         self.use(numbers, request)
 
     def use(self, numbers, request):

@@ -7,7 +7,18 @@ from .engine import Engine
 from .model import BLOCK, LOADED, PROMPTS, full_blocks, make_model, prompt, text_of
 from .nursery import Nursery
 from .server import Completion, Server
-from .stacks import CONNECTOR, SPEC, TIER, WAYS, behind_host, host, on_disk, shared, transfer_config
+from .stacks import (
+    CONNECTOR,
+    SPEC,
+    TIER,
+    WAYS,
+    behind_host,
+    beside_unreliable,
+    host,
+    on_disk,
+    shared,
+    transfer_config,
+)
 
 __all__ = [
     "BLOCK",
@@ -22,6 +33,7 @@ __all__ = [
     "Nursery",
     "Server",
     "behind_host",
+    "beside_unreliable",
     "full_blocks",
     "host",
     "make_model",

@@ -180,7 +180,8 @@ class Runner:
 
     def _connector(self) -> Any:
         connector = self.engine.engine_core.engine_core.scheduler.connector
-        return getattr(connector, "_connectors", [connector])[0]
+        several = getattr(connector, "_connectors", [connector])  # of a MultiConnector
+        return next(one for one in several if hasattr(one, "scheduler") or hasattr(one, "connector_scheduler"))
 
     def _inside(self) -> "_Inside":
         connector = self._connector()

@@ -5,7 +5,18 @@ from typing import Any
 
 from kvcascade.configs.units import parse_size
 
-__all__ = ["CONNECTOR", "SPEC", "TIER", "WAYS", "behind_host", "host", "on_disk", "shared", "transfer_config"]
+__all__ = [
+    "CONNECTOR",
+    "SPEC",
+    "TIER",
+    "WAYS",
+    "behind_host",
+    "beside_unreliable",
+    "host",
+    "on_disk",
+    "shared",
+    "transfer_config",
+]
 
 SPEC = "OffloadingConnector"
 CONNECTOR = "KVCascadeConnector"
@@ -34,6 +45,22 @@ def transfer_config(way: str, stack: Any, **extra: Any) -> dict[str, Any]:
         "secondary_tiers": [{"type": "KVCascade", "stack": stack}],
     }
     return config | {"kv_connector_extra_config": spec | extra}
+
+
+def beside_unreliable(ours: dict[str, Any], **extra: Any) -> dict[str, Any]:
+    """Ours in a MultiConnector, beside one that breaks its promises, and is asked first."""
+    other = {
+        "kv_connector": "UnreliableConnector",
+        "kv_connector_module_path": "kvcascade.testing.vllm.unreliable",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": [other, ours]},
+    }
 
 
 _PATIENT = "30s"  # a machine that runs tests may be busy

@@ -17,7 +17,7 @@ from kvcascade.types import Buffer
 __all__ = ["HostCopySpec"]
 
 
-class HostCopySpec(TieringOffloadingSpec):  # type: ignore[misc]
+class HostCopySpec(TieringOffloadingSpec):
     """Overrides `get_worker`; and takes the name of the shared memory away when all have mapped it, so that an
     engine that a test kills leaves nothing in /dev/shm."""
 
@@ -57,7 +57,7 @@ class _Region:
         return self._bytes[index * self._row : (index + 1) * self._row]
 
 
-class _HostCopyWorker(compat.OffloadingWorker):  # type: ignore[misc]
+class _HostCopyWorker(compat.OffloadingWorker):
     def __init__(self, transfers: TransferWorker, region: SharedOffloadRegion, blocks_per_chunk: int) -> None:
         self._transfers = transfers
         self._region = region
