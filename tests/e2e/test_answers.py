@@ -327,7 +327,7 @@ def test_a_reset_while_chunks_are_copied(small, cleared, way, same, ask, seen):
 
 def chat_config(way, folder, beside):
     ours = transfer_config(way, on_disk(folder / "disk", "4MiB"), offload_prompt_only=False)
-    return beside_unreliable(ours, every=3) if beside else ours
+    return beside_unreliable(ours, every=3, asynchronous=True) if beside else ours
 
 
 @pytest.mark.parametrize("beside", ["", ", beside one that clears blocks"], ids=["alone", "beside"])
@@ -375,8 +375,10 @@ def test_beside_another_connector(engine, way, ask, seen, tmp_path):
     at_rest(first)
 
 
-def test_beside_a_connector_that_does_not_load_what_it_promised(engine, way, ask, seen, tmp_path):
-    """What vLLM computes with its cleared blocks, before it hears of that, is stored by nobody."""
+@pytest.mark.parametrize("way", [CONNECTOR], scope="module")
+def test_beside_a_connector_that_tells_too_late_of_what_it_did_not_load(engine, way, ask, seen, tmp_path):
+    """What vLLM computes with cleared blocks, before it hears of that, is not stored. Its own scheduler, under the
+    other ways, stores that."""
     ours = transfer_config(way, on_disk(tmp_path / "disk"))
     first = engine(way=way, kv_transfer_config=beside_unreliable(ours, requests=len(PROMPTS)))
     ask(first)
@@ -384,7 +386,7 @@ def test_beside_a_connector_that_does_not_load_what_it_promised(engine, way, ask
     ask(first)
     assert first.reset()
     assert ask(first) == LOADED
-    seen.note(way, "beside a connector that clears blocks and fails, third pass", LOADED)
+    seen.note(way, "beside one that clears blocks and tells too late, third pass", LOADED)
     at_rest(first)
 
 

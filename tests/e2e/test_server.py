@@ -1,7 +1,5 @@
 """The OpenAI server: answers by HTTP, what it logs and counts, and what is left when it ends or is killed."""
 
-import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from kvcascade.testing.vllm import (
     Server,
     full_blocks,
     host,
-    make_model,
     on_disk,
     prompt,
     transfer_config,
@@ -31,24 +28,15 @@ def serve(model, nursery, tmp_path):
     """Starts a server. All end with the test."""
     begun = []
 
-    def start(way, stack, options=(), env=None, forked=True, prefix=(), path=model):
+    def start(way, stack, options=()):
         log = tmp_path / f"server-{len(begun)}.log"
-        transfer = transfer_config(way, stack)
-        server = Server(path, log, transfer, options, env, nursery if forked else None, prefix)
+        server = Server(model, log, transfer_config(way, stack), options, nursery=nursery)
         begun.append(server)
         return server.wait_ready()
 
     yield start
     for server in begun:
         server.kill()
-
-
-@pytest.fixture
-def open_folder():
-    """One that others can read, all the way up."""
-    with tempfile.TemporaryDirectory(prefix="kvcascade-e2e-") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
 
 
 def all_end(processes):
@@ -128,40 +116,6 @@ def test_two_replicas(serve, way, tmp_path, seen):
     assert found[-1].cached == LOADED
     assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["engine-0", "engine-1"]
     seen.note(way, "data parallelism of 2, one prompt four times", [answer.cached for answer in found])
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes mounts")
-def test_a_user_without_rights_and_with_nothing_to_write_to_but_the_path(serve, open_folder, seen):
-    """No capability, a root file system that is read-only, no HOME, a /dev/shm of 64 MiB; begun by a user's
-    command. vLLM's own queues are told to be smaller, or they alone would not fit."""
-    path = open_folder / "disk"
-    path.mkdir()
-    box = (
-        f"mount --bind {path} {path} && mount -t tmpfs -o size=64m tmpfs /dev/shm && "
-        "mount -t tmpfs tmpfs /run && "
-        'mount -o remount,bind,ro / && exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs "$@"'
-    )
-    nowhere = {
-        "HOME": "/nonexistent",
-        "TMPDIR": str(path),
-        "VLLM_CACHE_ROOT": str(path / "cache"),
-        "VLLM_CONFIG_ROOT": str(path / "config"),
-        "HF_HOME": str(path / "hf"),
-        "TORCHINDUCTOR_CACHE_DIR": str(path / "inductor"),
-        "VLLM_RPC_BASE_PATH": str(path),
-        "VLLM_MQ_MAX_CHUNK_BYTES_MB": "1",
-    }
-    server = serve(
-        SPEC,
-        on_disk(path / "kv", "400MiB"),
-        env=nowhere,
-        forked=False,
-        prefix=["unshare", "--mount", "bash", "-c", box, "bash"],
-        path=make_model(open_folder, seed=0),
-    )
-    assert server.complete(PROMPT, TOKENS).cached == 0
-    assert server.complete(PROMPT, TOKENS).cached == LOADED
-    seen.note(SPEC, "no rights, read-only root, /dev/shm of 64 MiB", [0, LOADED])
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,15 @@ class Runner:
         from vllm import LLM
 
         _install(settings.pop("fault", None))
+        if settings.get("async_scheduling"):
+            _allow_asynchronous_scheduling()
         self.llm = LLM(
             **_FIXED | settings,
         )
         self.engine = self.llm.llm_engine
+        asynchronous = self.engine.vllm_config.scheduler_config.async_scheduling
+        if asynchronous != settings.get("async_scheduling", False):
+            raise RuntimeError(f"async_scheduling is {asynchronous}, which was not asked for")
         self._asked = 0
         self._open = True
 
@@ -290,6 +295,20 @@ def _install(fault: dict[str, Any] | None) -> None:
 
     vars(spec)["build"] = partial(stack.build, wrap=wrap)
     vars(tier)["build_lower"] = partial(stack.build_lower, wrap=wrap)
+
+
+def _allow_asynchronous_scheduling() -> None:
+    """vLLM turns it off on a CPU, where nothing is gained by it; but it works."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    settle = CpuPlatform.check_and_update_config
+
+    def settle_but_for_that(config: Any) -> None:
+        asked = config.scheduler_config.async_scheduling
+        settle(config)
+        config.scheduler_config.async_scheduling = asked
+
+    CpuPlatform.check_and_update_config = staticmethod(settle_but_for_that)
 
 
 def _change_loads(every: int, seconds: float) -> None:
