@@ -26,7 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Any, TypeAlias
 
 from kvcascade.types import Key, LookupResult, RequestContext
@@ -58,7 +58,8 @@ class Contender:
         self._manager = manager
         self._names = count()
         self._request: Any = None
-        self.evicted: list[Key] = []
+        self.evicted: list[Sequence[Key]] = []
+        """By offer: one list of all would now and then be moved as it grows, which is not the manager's time."""
 
     def look_up(self, keys: Keys) -> int:
         """How many leading chunks are there."""
@@ -106,7 +107,7 @@ class Ours(Contender):
         return hits
 
     def offer(self, keys: Keys) -> None:
-        self.evicted += self._manager.prepare_store(keys, self._request).evicted
+        self.evicted.append(self._manager.prepare_store(keys, self._request).evicted)
 
     def end_step(self, keys: Keys) -> None:
         self._manager.on_schedule_end()
@@ -129,7 +130,7 @@ class Peer(Contender):
         self._manager.on_new_request(self._request)
 
     def offer(self, keys: Keys) -> None:
-        self.evicted += self._manager.prepare_store(keys, self._request).evicted_keys
+        self.evicted.append(self._manager.prepare_store(keys, self._request).evicted_keys)
 
     def end_step(self, keys: Keys) -> None:
         self._manager.on_schedule_end(self._base.ScheduleEndContext([self._request.req_id], ()))
@@ -211,7 +212,7 @@ class Bench:
                 number = self._prompt_of[keys[0]] = next(self._numbers)
                 self._prompt_of.update(dict.fromkeys(keys, number))
                 self._prompts[number] = list(keys)
-        for key in self._contender.evicted:
+        for key in chain.from_iterable(self._contender.evicted):
             self._prompts.pop(self._prompt_of.pop(key), None)
         self._contender.evicted.clear()
 

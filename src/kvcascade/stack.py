@@ -1,8 +1,9 @@
 """Builds what a stack's settings describe."""
 
+import gc
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 from kvcascade.configs.registry import EVICTION, resolve
@@ -298,8 +299,22 @@ def _residency(
     policy = _policy(getattr(settings, "eviction", None) or "lru", fits or 0)
     residency = Residency(tier.footprint, capacity, policy, settings.ttl)
     residency.now = now
-    residency.load(tier.entries())
+    with _no_collections():
+        residency.load(tier.entries())
     return residency
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """What lists a tier makes an object or two for each chunk, and no garbage; going through all of them again and
+    again would take a third of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _primary(settings: PrimarySettings, slots: int, chunk_bytes: int, events: EventLog) -> Primary:
