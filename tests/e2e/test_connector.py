@@ -49,6 +49,22 @@ def test_what_a_reset_finds_in_flight_is_computed(engine, ask, same, seen):
     ask(first)
 
 
+@pytest.mark.parametrize("way", [SPEC, CONNECTOR], scope="module")
+def test_a_slot_that_is_being_read_is_given_to_nobody(engine, way, ask, same, seen, tmp_path):
+    """A reset finds loads under way; then all slots that are free are filled, by what is stored and promoted."""
+    first = engine(on_disk(tmp_path / "disk", "544KiB"), way, fault={"kind": "slow loads", "seconds": 0.02})
+    for _ in range(2):
+        ask(first)
+        assert first.reset()
+        answers, resets = first.reset_in_flight(**ASKED, loads=True)
+        same(answers, **ASKED)
+        assert resets == 1
+        assert first.at_rest() == LEFT
+        assert first.reset()
+    assert sum(ask(first)) > 0
+    seen.note(way, "reset while prompts are loaded, host memory of 16 chunks", "some")
+
+
 @pytest.mark.parametrize(("writer", "reader"), [(SPEC, CONNECTOR), (CONNECTOR, SPEC)])
 def test_both_ways_find_each_others_chunks(engine, ask, seen, tmp_path, writer, reader):
     first = engine(on_disk(tmp_path / "disk"), writer)

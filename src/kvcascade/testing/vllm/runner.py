@@ -230,8 +230,9 @@ def _of_connector(side: Any) -> _Inside:
 
 
 def _of_spec(manager: Any) -> _Inside:
-    running, void = len(manager._ledger._open), len(manager._ledger._void)
-    return _Inside(manager._stack, len(manager._requests), running + void, running)
+    running, void = manager._ledger._open, len(manager._ledger._void)
+    loading = sum(not copy.store for copy in running.values())
+    return _Inside(manager._stack, len(manager._requests), len(running) + void, len(running), loading)
 
 
 def _of_tier(manager: Any) -> _Inside:
