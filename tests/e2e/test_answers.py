@@ -118,7 +118,7 @@ def test_what_was_computed_is_loaded(engine, way, ask, seen, tmp_path):
     if TOLD_BY_SOURCE:
         assert metrics["prompt_tokens_cached_by_source.host"] == sum(LOADED)
     at_rest(first)
-    assert first.finish() == {"threads": [], "maps": [], "files": []}
+    assert first.finish(folder=str(tmp_path / "disk")) == {"threads": [], "maps": [], "files": []}
     first.close()
 
     second = engine(stack, way)

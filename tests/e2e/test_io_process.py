@@ -37,7 +37,7 @@ def test_answers_stay_and_what_was_computed_is_loaded(engine, way, ask, tmp_path
     assert ask(first) == NOTHING
     assert ask(first) == LOADED
     assert len(io_processes(tmp_path)) == 1
-    assert first.finish() == {"threads": [], "maps": [], "files": []}
+    assert first.finish(folder=str(tmp_path / "disk")) == {"threads": [], "maps": [], "files": []}
     first.close()
     assert not io_processes(tmp_path)
 
@@ -47,6 +47,6 @@ def test_answers_stay_and_what_was_computed_is_loaded(engine, way, ask, tmp_path
     os.kill(child, signal.SIGKILL)
     assert second.reset()
     assert ask(second) == LOADED
-    assert second.finish() == {"threads": [], "maps": [], "files": []}
+    assert second.finish(folder=str(tmp_path / "disk")) == {"threads": [], "maps": [], "files": []}
     second.close()
     assert not io_processes(tmp_path)

@@ -6,6 +6,7 @@ Needs an environment in which vLLM is installed.
 from .engine import Engine
 from .model import BLOCK, LOADED, PROMPTS, full_blocks, make_model, prompt, text_of
 from .nursery import Nursery
+from .processes import ONE_THREAD
 from .server import Completion, Server
 from .stacks import (
     CONNECTOR,
@@ -24,6 +25,7 @@ __all__ = [
     "BLOCK",
     "CONNECTOR",
     "LOADED",
+    "ONE_THREAD",
     "PROMPTS",
     "SPEC",
     "TIER",

@@ -161,8 +161,8 @@ class Runner:
         self.settle()
         return [_answer(found[name]) for name in names], resets
 
-    def finish(self) -> dict[str, list[str]]:
-        """Ends the engine, but not its process; returns what is left of it there."""
+    def finish(self, folder: str) -> dict[str, list[str]]:
+        """Ends the engine, but not its process; returns what is left of it there. `folder`: of its stack."""
         self.close()
         gc.collect()
         named = [thread.name for thread in threading.enumerate() if "kvcascade" in thread.name]
@@ -174,7 +174,7 @@ class Runner:
         return {
             "threads": named,
             "maps": [line for line in maps if ".so" not in line],
-            "files": [file for file in files if "memfd:" in file or ".slab" in file or "/dev/shm" in file],
+            "files": [file for file in files if "memfd:" in file or folder in file or "/dev/shm" in file],
         }
 
     def close(self) -> None:
