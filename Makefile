@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
 PYTHON ?= python3
 STACK ?= embedded
+WORKERS ?= 2
 BIN := .venv/bin
 LINKED := src/kvcascade/tiers/ src/kvcascade/manager/ src/kvcascade/connector/ src/kvcascade/configs/
 
@@ -23,7 +24,7 @@ run: .venv/installed
 	$(BIN)/python -m kvcascade.replay.demo $(STACK)
 
 test: .venv/installed
-	$(BIN)/pytest -q -m 'not e2e'
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'not e2e'
 
 # Real engines: vLLM for CPU, in an environment of its own. Its lock file is complete, and nobody else's constraints hold.
 .venv-vllm/installed: pyproject.toml $(E2E_LOCK)
@@ -33,7 +34,7 @@ test: .venv/installed
 	touch $@
 
 e2e: .venv-vllm/installed
-	$(E2E)/pytest -q -n 2 --dist loadgroup $(E2E_TESTS)
+	$(E2E)/pytest -q -n $(WORKERS) --dist loadgroup $(E2E_TESTS)
 
 bench: .venv/installed
 	$(foreach bench,$(BENCHES),$(call BENCH_PYTHON,$(bench)) -m benchmarks.$(bench) --quick &&) true
