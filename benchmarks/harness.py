@@ -140,7 +140,8 @@ def report(
     if written(results, as_json, out, plot):
         return
     others = statistics.median(result.others for result in results)
-    _table(f"GB/s (other processes took {others:.0%} of the machine)", results, base, lambda one: one.gb_per_s)
+    title = f"GB/s (other processes took {others:.0%} of the machine; {_spreads(results)})"
+    _table(title, results, base, lambda one: one.gb_per_s)
     _table("GB per second of processor time", results, base, lambda result: 1 / result.cpu_s_per_gb)
 
 
@@ -149,8 +150,16 @@ def report_costs(costs: Sequence[Cost], base: str, unit: str, options: Any) -> N
     `argument_parser`."""
     if written(costs, options.json, options.out, options.plot):
         return
-    _table(f"microseconds a {unit}", costs, base, lambda cost: cost.us, cheaper=True)
+    _table(f"microseconds a {unit} ({_spreads(costs)})", costs, base, lambda cost: cost.us, cheaper=True)
     _table(f"microseconds of processor time a {unit}", costs, base, lambda cost: cost.cpu_us, cheaper=True)
+
+
+def _spreads(results: Sequence[Any]) -> str:
+    """What the medians of the rounds hide."""
+    spreads = sorted(result.spread for result in results)
+    return (
+        f"half of the rounds within ±{statistics.median(spreads):.0%} of the median, ±{spreads[-1]:.0%} at worst"
+    )
 
 
 def written(results: Sequence[Any], as_json: bool, out: Path | None, plot: Path | None) -> bool:

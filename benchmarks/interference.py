@@ -14,15 +14,13 @@ Contenders, over one pool, four threads each for ours:
 - none: the steps without any I/O.
 """
 
-import json
 import os
 import random
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +37,7 @@ from kvcascade.tiers.disk import DiskSettings
 from kvcascade.types import Key, Namespace
 
 from .contenders import VllmFiles
-from .harness import Cost, Result, argument_parser, others_busy, report, report_costs, spread
+from .harness import Cost, Result, argument_parser, others_busy, report, report_costs, spread, written
 from .storage import KIB, MIB, Batch, Memory, Shape, key, say
 
 _key = cache(key)
@@ -385,16 +383,10 @@ def main() -> None:
             found = measure(shape, options)
             results += rates(case, found)
             costs += steps(case, found)
-    if options.out or options.json:
-        rows = [asdict(one) for one in results] + [asdict(one) for one in costs]
-        text = json.dumps(rows, indent=1)
-        if options.json:
-            sys.stdout.write(text + "\n")
-            return
-        options.out.write_text(text)
-        options.out = None
+    if written([*results, *costs], options.json, options.out, None):
+        return
     report(results, "process", False, plot=options.plot)
-    options.plot = None
+    options.out = options.plot = None
     report_costs(costs, "none", "step", options)
 
 

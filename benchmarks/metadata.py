@@ -242,6 +242,8 @@ def rates(slots: int, rounds: int, spare: int, peers: bool) -> Iterator[Cost]:
     for bench in benches:
         bench.run("new", bench.prompts("new", 2 * slots // CHUNKS))
     works = [*WORKS, "prefix"] if slots > PREFIX else list(WORKS)
+    if "prefix" not in works:
+        sys.stderr.write(f"{slots} slots: no look-up of {PREFIX} chunks, which do not fit\n")
     taken: dict[str, list[tuple[float, Round]]] = {work: [] for work in works}
     for _ in range(rounds + spare):
         for work in works:
@@ -291,10 +293,10 @@ def _peers_here() -> bool:
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--slots", nargs="+", type=int, default=[1000, 10_000, 100_000])
-    parser.add_argument("--quick", action="store_true", help="10,000 slots only, and three rounds")
+    parser.add_argument("--quick", action="store_true", help="10,000 slots only, and five rounds")
     parser.add_argument("--only", choices=["rates", "stalls"], help="leave the other part out")
     options = parser.parse_args()
-    rounds = 3 if options.quick else options.rounds
+    rounds = 5 if options.quick else options.rounds
     peers = _peers_here()
     costs: list[Cost] = []
     gc.disable()

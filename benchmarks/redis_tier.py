@@ -295,7 +295,7 @@ def main() -> None:
         for link, place in found.items():
             sys.stderr.write(f"{link}\n")
             results += run(place, link, sizes, batches, real, options)
-    report(results, "tier", options.json, options.out)
+    report(results, "tier", options.json, options.out, options.plot)
 
 
 if __name__ == "__main__":

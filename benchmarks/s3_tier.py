@@ -236,7 +236,7 @@ def main() -> None:
     with endpoint_of(options.server) as endpoint:
         sys.stderr.write(f"{options.server} at {endpoint}\n")
         results = run(endpoint, sizes, batches, options.server != "sink", options)
-    report(results, "tier", options.json, options.out)
+    report(results, "tier", options.json, options.out, options.plot)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ OffloadingConnector, and a model of twelve small layers. In each round, in an or
 How many tokens were loaded is checked in every round, and that the first token is the one that was computed.
 """
 
-import json
 import os
 import random
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from kvcascade.testing.vllm import full_blocks, make_model, on_disk, prompt, tra
 from kvcascade.testing.vllm.runner import Runner
 from kvcascade.testing.vllm.stacks import SPEC
 
-from .harness import argument_parser
+from .harness import argument_parser, written
 
 TOKENS = 1500
 SOURCES = ("computed", "host", "disk")
@@ -38,8 +37,10 @@ SOURCES = ("computed", "host", "disk")
 class Result:
     """The time to the first token of a prompt, from one source."""
 
-    source: str
-    prompt_tokens: int
+    case: dict[str, int]
+    """Tokens of the prompt."""
+    contender: str
+    """The source."""
     loaded_tokens: int
     seconds: float
     """The median."""
@@ -115,15 +116,17 @@ def run(folder: Path, rounds: int) -> list[Result]:
     results = []
     for source, found in times.items():
         low, median, high = statistics.quantiles(found, n=4)
-        results.append(Result(source, TOKENS, loaded(source), median, (high - low) / 2 / median, rounds))
+        results.append(
+            Result({"tokens": TOKENS}, source, loaded(source), median, (high - low) / 2 / median, rounds)
+        )
     return results
 
 
 def table(results: list[Result]) -> str:
-    computed = next(result.seconds for result in results if result.source == "computed")
+    computed = next(result.seconds for result in results if result.contender == "computed")
     lines = [f"{'':10}{'loaded':>8}{'ms':>9}{'spread':>8}{'computed/it':>13}"]
     lines += [
-        f"{result.source:10}{result.loaded_tokens:8}{result.seconds * 1e3:9.1f}{result.spread:8.0%}"
+        f"{result.contender:10}{result.loaded_tokens:8}{result.seconds * 1e3:9.1f}{result.spread:8.0%}"
         f"{computed / result.seconds:13.1f}"
         for result in results
     ]
@@ -135,14 +138,8 @@ def main() -> None:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     with tempfile.TemporaryDirectory() as folder:
         results = run(Path(folder), arguments.rounds)
-    if not arguments.json:
+    if not written(results, arguments.json, arguments.out, arguments.plot):
         sys.stdout.write(table(results) + "\n")
-        return
-    text = json.dumps([asdict(result) for result in results], indent=1)
-    if arguments.out is not None:
-        arguments.out.write_text(text)
-    else:
-        sys.stdout.write(text + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """All of vLLM that this package touches, and for which versions it is tested.
 
-Nothing else here imports vLLM: a release that moves or renames something is met in this module.
+Nothing else here imports vLLM, but the two modules beside it, for the names that only some use: a release that
+moves or renames something is met in these.
 
 Raises `ConfigError` when it is imported where vLLM is missing, or is of a version that can't work.
 """

@@ -7,20 +7,16 @@
 import logging
 from typing import Any, NamedTuple
 
-from kvcascade import __version__
-from kvcascade.configs import StackSettings
-from kvcascade.configs.units import format_size
 from kvcascade.connector.worker import TransferWorker
 from kvcascade.manager import SecondaryTierManager
 from kvcascade.stack import build, pool_slots
 from kvcascade.tiers.host import HostPool
-from kvcascade.types import Namespace
 
 from . import compat, identity
 from .cache_groups import check_chunks
 from .checks import check_engine
 from .ledger import CopyLedger
-from .logs import share_handlers
+from .logs import log_start, share_handlers
 from .manager import CascadeManager
 from .media import Place, place_of
 from .metrics import definitions
@@ -79,7 +75,7 @@ class KVCascadeSpec(compat.OffloadingSpec):
         namespace = identity.namespace_of(shared.ranks[0]["engine"], [told["rank"] for told in shared.ranks])
         place = replica_of(self.config.parallel)
         stack = build(self._stack, namespace, pool.slot_bytes, place=place, pool=pool, events=self.tells_events)
-        _log_start(self._stack, namespace, stack, self._tokens_per_chunk() / len(self.config.groups))
+        log_start("under vLLM", stack.get_stats(), stack.pool.slot_bytes, self.config, namespace)
         return stack
 
     @property
@@ -124,27 +120,3 @@ class KVCascadeSpec(compat.OffloadingSpec):
         ranks = self.config.parallel.world_size
         slot_bytes = part_bytes * ranks
         return HostPool(pool_slots(self._stack, slot_bytes), slot_bytes, ranks=ranks)
-
-    def _tokens_per_chunk(self) -> int:
-        return int(max(self.tokens_per_block)) * int(self.blocks_per_chunk)
-
-
-def _log_start(settings: StackSettings, namespace: Namespace, stack: SecondaryTierManager, tokens: float) -> None:
-    """`tokens`: of the model that one chunk accounts for."""
-    chunk_bytes = stack.pool.slot_bytes
-    tiers = []
-    for tier in stack.get_stats().tiers:
-        if tier.capacity is None:
-            tiers.append(f"{tier.name} without a bound")
-        else:
-            holds = int(tier.capacity // chunk_bytes * tokens)
-            tiers.append(f"{tier.name} {format_size(tier.capacity)} = {holds:,} tokens")
-    logger.info(
-        "KVCascade %s under vLLM %s: %s; chunks of %s; namespace %s (%s)",
-        __version__,
-        compat.version,
-        ", ".join(tiers),
-        format_size(chunk_bytes),
-        namespace.digest.hex(),
-        namespace,
-    )

@@ -11,20 +11,18 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
-from kvcascade import __version__
 from kvcascade.configs import StackSettings
 from kvcascade.configs.registry import nearest
-from kvcascade.configs.units import format_size
 from kvcascade.errors import ConfigError, KVCascadeError
 from kvcascade.manager.lower import LowerTiers
 from kvcascade.stack import build_lower
-from kvcascade.types import Buffer, Key, LookupResult, Namespace, RequestContext
+from kvcascade.types import Buffer, Key, LookupResult, RequestContext
 
 from . import compat
 from . import compat_tier as tiering
 from .cache_groups import check_chunks
 from .checks import check_engine
-from .logs import log_reset, share_handlers
+from .logs import log_reset, log_start, share_handlers
 from .media import allowed, in_vllm, place_of
 from .metrics import Counters, definitions
 from .options import replica_of, stack_of
@@ -197,27 +195,11 @@ def _open(settings: StackSettings, offloading: Any, pool: _Rows, events: bool) -
     namespace = namespace_of(engine, offloading, pool.nbytes)
     place = replica_of(offloading.parallel)
     tiers = build_lower(settings, namespace, pool.nbytes, pool.slot, pool.number, place=place, events=events)
-    _log_start(tiers, namespace, pool)
+    where = f"below {pool.number} chunks of host memory of vLLM"
+    log_start(where, tiers.get_stats(), pool.nbytes, offloading, namespace)
     return tiers
 
 
 def _only(found: set[Any], otherwise: Any) -> Any:
     """What all have in common."""
     return found.pop() if len(found) == 1 else otherwise
-
-
-def _log_start(tiers: LowerTiers, namespace: Namespace, pool: _Rows) -> None:
-    held = [
-        f"{tier.name} {'without a bound' if tier.capacity is None else format_size(tier.capacity)}"
-        for tier in tiers.get_stats().tiers
-    ]
-    logger.info(
-        "KVCascade %s below the host memory of vLLM %s (%d chunks of %s): %s; namespace %s (%s)",
-        __version__,
-        compat.version,
-        pool.number,
-        format_size(pool.nbytes),
-        ", ".join(held),
-        namespace.digest.hex(),
-        namespace,
-    )

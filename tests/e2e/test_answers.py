@@ -307,7 +307,7 @@ def test_another_model_finds_nothing(engine, way, ask, seen, tmp_path):
     make_model(tmp_path / "model", seed=1)
     reader = engine(stack, way, **settings)
     assert cached(reader.generate(prompts=PROMPTS, tokens=1)) == NOTHING
-    seen.note(way, "another model in the same folder", NOTHING)
+    seen.note(way, "another model in the same folder", NOTHING, "-")
 
 
 @pytest.mark.parametrize("way", [SPEC, CONNECTOR], scope="module")

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((200, 700))]
 HANG = 120.0
+NOT_ASKED = "-"
 
 
 class Listener:
@@ -109,10 +110,10 @@ def test_what_is_stored_and_what_goes_is_told_of_each_tier(engine, way, listener
     for number in range(8):
         writer.generate(prompts=[prompt(700, 20 + number)], tokens=1)
     listener.until(lambda: listener.removed[disk] and listener.removed[cpu] and all_is_told(), nothing_new)
-    seen.note(way, "KV events of host memory and disk, stored and removed", "-")
+    seen.note(way, "KV events of host memory and disk, stored and removed", "-", NOT_ASKED)
 
 
-def test_tiers_that_a_request_does_not_allow_are_not_read(engine, way, seen, tmp_path):
+def test_tiers_that_a_request_does_not_allow_are_not_read(engine, way, plain, seen, tmp_path):
     stack = on_disk(tmp_path / "disk")
     writer = engine(stack, way)
     writer.generate(prompts=PROMPTS, tokens=1)
@@ -127,4 +128,6 @@ def test_tiers_that_a_request_does_not_allow_are_not_read(engine, way, seen, tmp
         )
     ]
     assert [answer["cached"] for answer in answers] == [0, full_blocks(700)]
+    expected = plain(prompts=PROMPTS, tokens=1)
+    assert [answer["tokens"] for answer in answers] == [answer["tokens"] for answer in expected]
     seen.note(way, "`kv_load_tiers`: remote storage only, local storage only", [0, full_blocks(700)])

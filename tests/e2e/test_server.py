@@ -1,5 +1,6 @@
 """The OpenAI server: answers by HTTP, what it logs and counts, and what is left when it ends or is killed."""
 
+import re
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kvcascade.testing.vllm import (
     host,
     on_disk,
     prompt,
+    text_of,
     transfer_config,
 )
 
@@ -59,12 +61,18 @@ def shared_memory():
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
+@pytest.fixture(scope="module")
+def expected(plain):
+    """What plain vLLM answers."""
+    return text_of(plain(prompts=[PROMPT], tokens=TOKENS)[0]["tokens"][0])
+
+
 def settle(server):
     """Long enough that what was stored is on disk."""
     server.complete(prompt(40, 1), 200)
 
 
-def test_kill_and_restart(serve, way, tmp_path, seen):
+def test_kill_and_restart(serve, way, expected, tmp_path, seen):
     """A process each for the API, the scheduler and the worker."""
     before = shared_memory()
     stack = on_disk(tmp_path / "disk")
@@ -73,9 +81,11 @@ def test_kill_and_restart(serve, way, tmp_path, seen):
     once = first.complete(PROMPT, TOKENS)
     twice = first.complete(PROMPT, TOKENS)
     assert (once.cached, twice.cached) == (0, LOADED)
-    assert once.text == twice.text
+    assert once.text == twice.text == expected
     settle(first)
-    assert 'vllm:kvcascade_chunks{engine="0",model_name="' in first.metrics()
+    metrics = first.metrics()
+    assert 'vllm:kvcascade_chunks{engine="0",model_name="' in metrics
+    assert "vllm:kvcascade_written_bytes_total{" in metrics
     processes = first.processes()
     assert len(processes) >= 3
     first.kill()
@@ -88,14 +98,16 @@ def test_kill_and_restart(serve, way, tmp_path, seen):
     seen.note(way, "server killed with -9, restarted", [again.cached])
     settle(second)
     log = second.log
-    assert ("under vLLM" in log) or ("below the host memory of vLLM" in log)
-    assert "disk" in log and "namespace " in log and "chunks looked up" in log
+    assert re.search(r"KVCascade \S+ (under|below \d+ chunks of host memory of) vLLM \S+: ", log)
+    assert re.search(r"disk \S+ \S+ = [\d,]+ tokens.*; chunks of .*; namespace [0-9a-f]+ \(", log)
+    assert "chunks looked up" in log and " refused" in log
     processes = second.processes()
     second.stop()
     assert all_end(processes)
+    assert not {name for name in shared_memory() - before if "kvcascade" in name or "offload" in name}
 
 
-def test_two_ranks(serve, way, tmp_path, seen):
+def test_two_ranks(serve, way, expected, tmp_path, seen):
     """Each has half of the heads, and its part of every slot."""
     ranks = ["--tensor-parallel-size", "2"]
     first = serve(way, on_disk(tmp_path / "disk"), ranks)
@@ -104,15 +116,15 @@ def test_two_ranks(serve, way, tmp_path, seen):
     first.stop()
     second = serve(way, on_disk(tmp_path / "disk"), ranks)
     again = second.complete(PROMPT, TOKENS)
-    assert again == (once.text, LOADED)
+    assert again == (once.text, LOADED) and once.text == expected
     seen.note(way, "two ranks, restart", [again.cached])
 
 
-def test_two_replicas(serve, way, tmp_path, seen):
+def test_two_replicas(serve, way, expected, tmp_path, seen):
     """One stack file for both: each has a folder of its own."""
     replicas = serve(way, on_disk(tmp_path / "disk"), ["--data-parallel-size", "2"])
     found = [replicas.complete(PROMPT, TOKENS) for _ in range(4)]
-    assert {answer.text for answer in found} == {found[0].text}
+    assert {answer.text for answer in found} == {expected}
     assert found[-1].cached == LOADED
     assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["engine-0", "engine-1"]
     seen.note(way, "data parallelism of 2, one prompt four times", [answer.cached for answer in found])
