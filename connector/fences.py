@@ -18,14 +18,20 @@ class Fences:
         """Blocks that were handed out in this step, to be written."""
         self.flush: set[int] = set()
         """Jobs that must have ended before the step runs."""
+        self.distrusted: set[int] = set()
+        """Blocks that may hold something else than the engine takes them for, until they are handed out again."""
         self._jobs: dict[int, set[int]] = {}
 
     def hand_out(self, blocks: Iterable[int]) -> None:
         """These blocks will be written in this step: the jobs that still use them come first."""
         for block in blocks:
             if block != NO_BLOCK:
+                self.distrusted.discard(block)
                 self.allocated.add(block)
                 self.flush |= self._jobs.get(block, set())
+
+    def distrust(self, blocks: Iterable[int]) -> None:
+        self.distrusted.update(blocks)
 
     def guard(self, job: int, blocks: Collection[int], freed: bool = False) -> None:
         """A new job uses these blocks. `freed`: the engine may have handed them out in this step already."""

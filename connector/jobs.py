@@ -17,7 +17,7 @@ __all__ = ["Job", "JobTable"]
 class Job:
     """One transfer of some chunks of a request."""
 
-    __slots__ = ("chunks", "direction", "distrusted", "failed", "id", "keys", "left", "owner", "plan", "start")
+    __slots__ = ("chunks", "direction", "failed", "id", "keys", "left", "owner", "plan", "start")
 
     def __init__(
         self,
@@ -39,8 +39,6 @@ class Job:
         """How many workers have not reported it."""
         self.failed: set[int] = set()
         """Places of the chunks that some worker could not copy."""
-        self.distrusted = False
-        """For a store: its blocks may hold something else than its keys say."""
         self.plan = plan
         """For a load: what it is to bring."""
         self.start = owner.local
@@ -179,12 +177,12 @@ class JobTable:
         self._live.clear()
         self._loading.clear()
 
-    def distrust_stores(self) -> None:
-        """Whatever the stores in flight have copied, it counts as not copied."""
-        for job in self._live.values():
-            if job.direction is Direction.STORE:
-                job.distrusted = True
-                job.failed.update(range(len(job.chunks)))
+    def fail_stores(self) -> set[int]:
+        """Whatever the stores in flight have copied counts as not copied. Returns the blocks that they read."""
+        stores = [job for job in self._live.values() if job.direction is Direction.STORE]
+        for job in stores:
+            job.failed.update(range(len(job.chunks)))
+        return set().union(*(job.blocks for job in stores))
 
     @property
     def in_flight(self) -> Collection[int]:

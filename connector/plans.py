@@ -1,6 +1,7 @@
 """What one transfer of a request consists of: which chunks, and which of their blocks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -50,12 +51,21 @@ class StorePlan:
         return ChunkCopy(place.group, slot, 0, tuple(group.blocks[place.chunk * size : (place.chunk + 1) * size]))
 
 
-def plan_store(state: RequestState, scheduled: int, unit: int, voided: Callable[[Key], bool]) -> StorePlan:
+def plan_store(
+    state: RequestState,
+    scheduled: int,
+    unit: int,
+    voided: Callable[[Key], bool],
+    distrusted: AbstractSet[int] = frozenset(),
+) -> StorePlan:
     """What of a request can be stored after this step, in which `scheduled` tokens of it are computed.
 
     Of a sliding window only what a hit reads is wanted, and only where the blocks for that are still its own.
-    `voided`: keys that can't be stored yet, and are offered later.
+    `voided`: keys that can't be stored yet, and are offered later; `distrusted`: blocks that may hold anything:
+    what was computed from one is as wrong, so nothing of such a request is stored.
     """
+    if distrusted and not distrusted.isdisjoint(block for group in state.groups for block in group.blocks):
+        return StorePlan([group.cursor for group in state.groups])
     plan = StorePlan(state.storable(scheduled))
     places = []
     for number, group in enumerate(state.groups):

@@ -25,7 +25,7 @@ class GroupState:
         """Of its chunks, as far as their hashes are known."""
         self.blocks: list[int] = []
         self.cursor = 0
-        """Chunks before this one are stored, found there, or not wanted. Goes back by `begin_again` only."""
+        """Chunks before this one are stored, found there, or not wanted. Goes back by a reset only."""
         self._hashes_per_chunk = spec.tokens_per_chunk // tokens_per_hash
         self._suffix = spec.index.to_bytes(4, "big")
 
@@ -133,16 +133,12 @@ class RequestState:
                 for chunk in needed_chunks(group.spec, self.local, boundary):
                     yield group.keys[chunk]
 
-    def begin_again(self) -> None:
-        """It is offered again from the first chunk."""
-        for group in self.groups:
-            group.begin_again(self.request.num_computed_tokens)
-
     def reset(self) -> None:
-        """What was stored is void."""
+        """What was stored is void: it is offered again from the first chunk."""
         self.jobs.clear()
         self.matched = 0
-        self.begin_again()
+        for group in self.groups:
+            group.begin_again(self.request.num_computed_tokens)
 
 
 def _cap(request: Request, name: str) -> int | None:

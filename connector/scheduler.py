@@ -224,10 +224,14 @@ class SchedulerAdapter:
 
     def distrust_stores(self) -> None:
         """Blocks have turned out not to hold what the engine took for computed: somebody else was to fill them,
-        and steps have computed with them. No store in flight counts, whoever's it is; what it was to bring is
-        offered again. To be called before `update_connector_output` has the reports of the step in which it
-        turned out."""
-        self._jobs.distrust_stores()
+        and steps have computed with them. Nobody knows which other blocks are wrong by that: no store in flight
+        counts, the requests that there are store nothing more, and none of their blocks is stored for anybody (it
+        may be in the engine's prefix cache) before it is written anew. To be called before
+        `update_connector_output` has the reports of the step in which it turned out."""
+        self._fences.distrust(self._jobs.fail_stores())
+        for state in (*self._running.values(), *self._finishing.values()):
+            self._fences.distrust(block for group in state.groups for block in group.blocks)
+            state.max_store = 0
 
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping, even with nothing to run."""
@@ -303,7 +307,7 @@ class SchedulerAdapter:
     def _store(self, state: RequestState, scheduled: int) -> Job | None:
         """Offers what can be stored of a request after this step; returns the job of what was granted."""
         state.take_keys()
-        plan = plan_store(state, scheduled, self._unit, self._jobs.voided)
+        plan = plan_store(state, scheduled, self._unit, self._jobs.voided, self._fences.distrusted)
         offer = self._manager.prepare_store(list(plan.wanted), state.context) if plan.wanted else None
         if plan.wanted and offer is None:
             self._refused(state, len(plan.wanted))
@@ -337,8 +341,6 @@ class SchedulerAdapter:
             self._manager.complete_store(copied, job.owner.context)
         if failed:
             self._manager.complete_store(failed, job.owner.context, success=False)
-        if job.distrusted:
-            job.owner.begin_again()
 
     def _loaded(self, job: Job) -> EndedLoad:
         copied, failed = job.keys_by_success()

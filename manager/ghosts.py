@@ -13,8 +13,8 @@ _SEEN_BITS = 1 << 23
 
 
 class Ghosts:
-    """At least the last 65,536 chunks that one tier lost or did not take, each with its reason; of those before
-    only that they were here.
+    """What one tier lost or did not take at least the last 65,536 times, each chunk with its reason; of those
+    before only that they were here.
 
     They are kept in generations, and the oldest one is forgotten as fast as others come, so that no call pays for
     many. Kept are hashes of 64 bits: most are never asked for, and to let go of the keys themselves, which have

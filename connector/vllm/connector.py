@@ -71,6 +71,7 @@ class KVCascadeConnector(compat.KVConnectorBase, compat.SupportsHMA):
                 tokens_per_hash=spec.tokens_per_hash,
                 workers=spec.config.parallel.world_size,
                 prompt_only=spec.offload_prompt_only,
+                by_block=_told_by_block(spec, groups),
             )
         else:
             self.worker = WorkerSide(spec, _told_by_block(spec, groups))

@@ -42,8 +42,10 @@ class SchedulerSide:
         tokens_per_hash: int,
         workers: int,
         prompt_only: bool,
+        by_block: bool,
     ) -> None:
-        """`events`: the configuration of vLLM's KV events."""
+        """`events`: the configuration of vLLM's KV events; `by_block`: vLLM is told which blocks were not loaded,
+        else which requests."""
         self.stack = stack
         self.adapter = SchedulerAdapter(
             stack,
@@ -58,6 +60,7 @@ class SchedulerSide:
         self._events = compat.EventsTracker(events)
         self._counters = Counters()
         self._lost: list[LostLoad] = []
+        self._by_block = by_block
         self._told: set[int] = set()
         """Device blocks of which workers are to tell vLLM that our loads have not filled them."""
 
@@ -79,7 +82,8 @@ class SchedulerSide:
     def take_lost(self) -> list[LostLoad]:
         """What the workers are to tell vLLM in the next step."""
         lost, self._lost = self._lost, []
-        self._told.update(*(load.blocks for load in lost))
+        if self._by_block:
+            self._told.update(*(load.blocks for load in lost))
         return lost
 
     def hear_of(self, invalid: set[int]) -> None:
@@ -89,7 +93,7 @@ class SchedulerSide:
         self._told -= invalid
         if others:
             logger.warning(
-                "%d blocks were not filled by another connector: nothing that is being stored counts", len(others)
+                "%d blocks were not filled by another connector: requests that run now store nothing", len(others)
             )
             self.adapter.distrust_stores()
 

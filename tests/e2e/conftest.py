@@ -93,6 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Table())
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of one module and way in share engines: they run in one process, where there are several."""
     if not config.pluginmanager.hasplugin("xdist"):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import pytest
 
@@ -42,9 +43,11 @@ def run(*command):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """What a user installs."""
+    """What a user installs, built from a copy: what earlier builds have left lying about would get in."""
     folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    source = folder / "source"
+    copytree(ROOT, source, symlinks=True, ignore=ignore_patterns(".*", "build", "dist", "*.egg-info"))
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source))
     (found,) = folder.glob("*.whl")
     return str(found)
 
