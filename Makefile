@@ -34,7 +34,7 @@ test: .venv/installed
 	touch $@
 
 e2e: .venv-vllm/installed
-	$(E2E)/pytest -q -n $(WORKERS) --dist loadgroup $(E2E_TESTS)
+	$(E2E)/pytest -q -n $(WORKERS) --dist loadscope $(E2E_TESTS)
 
 bench: .venv/installed
 	$(foreach bench,$(BENCHES),$(call BENCH_PYTHON,$(bench)) -m benchmarks.$(bench) --quick &&) true

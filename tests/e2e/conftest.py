@@ -93,14 +93,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Table())
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of one module and way in share engines: they run in one process, where there are several."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {params.get('way', '')}"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where there are several processes, those tests run in one of them that share engines."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByEngines(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            module, _, test = nodeid.partition("::")
+            words = test.rstrip("]").replace("[", "-").split("-")
+            return f"{module} {next((way for way in WAYS if way in words), '')}"
+
+    return ByEngines(config, log)
 
 
 @pytest.fixture(scope="session")
