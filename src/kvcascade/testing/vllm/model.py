@@ -20,8 +20,8 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 def text_of(tokens: Sequence[int]) -> str:
-    """The text that the model's tokenizer makes these tokens of."""
-    return " ".join(f"w{token}" for token in tokens)
+    """What the model's tokenizer makes of these tokens, as they go on from a prompt."""
+    return "".join(f" w{token}" for token in tokens)
 
 
 def full_blocks(tokens: int, block: int = BLOCK) -> int:
