@@ -31,7 +31,7 @@ class Fences:
                 self.flush |= self._jobs.get(block, set())
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        self.distrusted.update(blocks)
+        self.distrusted.update(block for block in blocks if block != NO_BLOCK)
 
     def guard(self, job: int, blocks: Collection[int], freed: bool = False) -> None:
         """A new job uses these blocks. `freed`: the engine may have handed them out in this step already."""
